@@ -72,6 +72,12 @@ def without_unknown(
     return signature.replace(", *surplus", ", *").replace(", **unknown", ""), returned
 
 
+def tutorials_in_gallery(app: Any, page: str, source: list[str]) -> None:
+    """Links to the files of tutorials, for readers of the repository, lead to their pages."""
+    pages = re.sub(r"\(((?:\.\./)*)tutorials/(\w+)\.py\)", r"(\1gallery/\2.rst)", source[0])
+    source[0] = re.sub(r"\(((?:\.\./)*)tutorials\)", r"(\1gallery/index.rst)", pages)
+
+
 def in_frames(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
     """Each picture in an element that can scroll; not the small ones of the list of tutorials."""
     if page != "gallery/index" and "body" in context:
@@ -82,3 +88,4 @@ def in_frames(app: Any, page: str, template: str, context: dict[str, Any], doctr
 def setup(app: Any) -> None:
     app.connect("autodoc-process-signature", without_unknown)
     app.connect("html-page-context", in_frames)
+    app.connect("source-read", tutorials_in_gallery)

@@ -31,7 +31,8 @@ def scalar_kalman(left: State, right: State) -> State:
     Element: the same, for a stretch of time: with x the state before it, N(A·x + b, C) is the
         state's distribution at its end, and exp(η·x − J·x²/2) the likelihood of its observations,
         up to a factor.
-    Outputs: (b, C), which are (m, P). A prior N(m, P) enters as `init=(0, m, P, 0, 0)`.
+    Outputs: (b, C), which are (m, P). A prior N(m, P) of the state before the first step enters
+        as `init=(0, m, P, 0, 0)`; that of `kalman_filter` is of the state at it.
     Identity: (1, 0, 0, 0, 0).
     Cost: 18 flops; reads five numbers, writes two.
 
@@ -77,8 +78,9 @@ def kalman(left: State, right: State) -> State:
     Element: the same, for a stretch of time: with x the state before it, N(A x + b, C) is the
         state's distribution at its end, and exp(ηᵀx − xᵀJx/2) the likelihood of its observations,
         up to a factor.
-    Outputs: (b […, n], C […, n, n]), which are (m, P). A prior N(m, P) enters as
-        `init=(0, m, P, 0, 0)`, or in the first element.
+    Outputs: (b […, n], C […, n, n]), which are (m, P). A prior N(m, P) of the state before the
+        first step enters as `init=(0, m, P, 0, 0)`, or in the first element; that of
+        `kalman_filter` is of the state at the first step.
     Identity: (I, 0, 0, 0, 0).
     Cost: about 20n³ flops; reads 3n² + 2n numbers, writes n² + n. I + C J is inverted by unrolled
         elimination up to n = 4; larger states run eagerly.

@@ -121,6 +121,7 @@ def test_ops_refuses_to_be_imported_by_its_folder_name() -> None:
     assert "ImportError: import assocscan.ops" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (ROOT / "assocscan" / "ops").exists(), reason="a source distribution has no links"
 )

@@ -135,10 +135,11 @@ def linear_recurrence(
     b: a tensor of any shape with the axis, as [B, L, D].
     init: a number, or a tensor that broadcasts to the shape of b without the axis, as [B, D].
     reverse: run from the end: h[t] = a[t] · h[t+1] + b[t].
-    return_final: True: also return the last state; "only": it alone.
+    return_final: True: also return the last state; "only": it alone. The states before each step,
+        h[t−1], are torch.roll(h, 1, axis) with init in the place of the first one.
     reset: a mask of the steps with which the recurrence starts afresh: there h[t] = b[t], whatever
         a[t] and the state before are, be they NaN. It has the dimensions of b up to the axis,
-        [B, L] for b [B, L, D], or it broadcasts to the shape of b. init enters the first step
+        [B, L] for b [B, L, D], or else it broadcasts to the shape of b. init enters the first step
         unless that is marked. Not together with offsets.
     offsets: [S + 1] boundaries of S sequences packed along the axis; init and the last state then
         have a leading S.

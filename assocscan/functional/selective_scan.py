@@ -127,7 +127,8 @@ def selective_scan(
     B, C: [batch, L, N], or [batch, L, groups, N] for groups of consecutive channels: channel c
         uses group c // (channels // groups).
     D, delta_bias: [channels].
-    init: [batch, channels, N], h before the first step; zero by default.
+    init: [batch, channels, N], h before the first step; zero by default. For a scan from the end
+        flip the tensors that have L, and y.
     return_final: also return the last h, [batch, channels, N], for which L may be 0.
     offsets: [S + 1] boundaries of S sequences packed along L; init and the last h are then
         [S, batch, channels, N].

@@ -54,7 +54,8 @@ def matrix_recurrence(
     b: [..., d], the axis among the leading dimensions, as [B, L, d].
     init: [d] or [..., d], with leading dimensions that broadcast to those of b without the axis: h
         before the first step. 0 by default.
-    axis: one of the dimensions of b but the last.
+    axis: one of the dimensions of b but the last, which is not counted: for b [B, L, d], L is 1 or
+        -1, and -2 is B.
     reverse: h[t] = A[t] @ h[t+1] + b[t], from the end.
     return_final: True: also return the last h; "only": it alone.
     offsets: [S + 1] boundaries of S sequences packed along the axis; init is then [S, ..., d], or

@@ -349,8 +349,8 @@ def monoid(fn: Any = None, **options: Any) -> Any:
     element_ndim: how many trailing dimensions of each leaf of xs belong to one element: a number
         for all leaves, or one for each in the structure of xs, as (2, 1).
     lift, lower: fused maps before and after the scan: lift(*xs) (lift(xs) where xs is not a tuple
-        or list) makes a state of the inputs at t; lower(state) or lower(state, xs) makes the
-        output.
+        or list) makes a state of the inputs at t; lower(state) makes the output, or lower(state,
+        xs) if it requires two positional arguments.
     adjoint: (M, element), a hand-written derivative: element(y_t, x_next, g_t) makes an element of
         the monoid M whose reverse scan, lowered, is the state's cotangent.
 

@@ -85,6 +85,8 @@ _OF_LENGTHS = Instead(
 INSTEAD: dict[str, Instead] = {
     "combine_mode": Instead("every operator is taken, pointwise or not: leave it out"),
     "exclusive": Instead("pass inclusive=False for an exclusive scan", "inclusive"),
+    "inclusive": Instead("h before each step is torch.roll(h, 1, axis), with init first", "b"),
+    "reverse": Instead("flip the tensors that have L, and y, along it", "delta_softplus"),
     "out": Instead("results are new tensors: leave it out"),
     "chunk_size": Instead("tiles are chosen by the engine: leave it out"),
     "unroll": Instead("loops are unrolled by the engine: leave it out"),
@@ -175,6 +177,11 @@ def advice_on_resets(known: Sequence[str]) -> str:
 
     known: the arguments of the function that was called.
     """
+    if "width" in known:
+        return (
+            "a window that does not reach back over a step where a mask is True is that of "
+            "windowed(segmented(op), (xs, reset), width)"
+        )
     if "reset" in known:
         return "pass reset=…, a mask of the steps with which the scan starts afresh"
     call = "associative_scan(segmented(op), (xs, reset))"

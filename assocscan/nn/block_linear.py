@@ -22,6 +22,7 @@ class BlockLinear(nn.Module):
     head it is `torch.nn.Linear`.
 
     >>> import torch
+    >>> from assocscan.nn import BlockLinear
     >>> BlockLinear(8, 8, heads=4)(torch.randn(2, 5, 8)).shape
     torch.Size([2, 5, 8])
 

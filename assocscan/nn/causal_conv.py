@@ -28,6 +28,7 @@ class CausalConv(nn.Module):
     inputs. Parameters: weight [channels, width] (weight[:, k] is w[k]), bias [channels].
 
     >>> import torch
+    >>> from assocscan.nn import CausalConv
     >>> conv, x = CausalConv(3, width=4), torch.randn(2, 10, 3)
     >>> y, state = conv(x)
     >>> y_next, state = conv.step(torch.randn(2, 3), state)

@@ -35,8 +35,10 @@ class LRU(nn.Module):
 
     x [B, L, features] → (y [B, L, features], state complex [B, states]). λ is drawn uniformly over
     the ring min_radius < |λ| < max_radius with a phase of at most max_phase; γ starts where
-    h has the variance of B x. Parameters, all real: nu, theta, gamma [states]; B [2 · states,
-    features] and C [features, 2 · states] with real and imaginary parts in turn; D [features].
+    h has the variance of B x. Parameters, all real: nu, theta, gamma [states]; D [features];
+    B [2 · states, features], whose rows are real and imaginary parts in turn, `B[0::2] + 1j *
+    B[1::2]`; C [features, 2 · states], in turn the real parts and the negated imaginary ones,
+    `C[:, 0::2] - 1j * C[:, 1::2]`.
     Computed in the dtype of the parameters, or in float32 where that has 16 bits.
 
     >>> import torch

@@ -52,8 +52,10 @@ class S5(nn.Module):
     complex numbers, which come in conjugate pairs, half are kept. λ starts as the eigenvalues of
     the normal part of HiPPO-LegS, B and C in its eigenvectors; the real part stays negative,
     −exp(·). The step Δ of each state is drawn between min_step and max_step, uniform in its
-    logarithm. Parameters, all real: decay, frequency, log_step [states / 2]; B [states, features]
-    and C [features, states] with real and imaginary parts in turn; D [features].
+    logarithm. Parameters, all real: decay, frequency, log_step [states / 2], with λ = −exp(decay) +
+    i frequency and Δ = exp(log_step); D [features]; B [states, features], whose rows are real and
+    imaginary parts in turn, `B[0::2] + 1j * B[1::2]`; C [features, states], in turn the real parts
+    and the negated imaginary ones, `C[:, 0::2] - 1j * C[:, 1::2]`.
 
     >>> import torch
     >>> from assocscan.nn import S5

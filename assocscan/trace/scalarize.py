@@ -26,6 +26,8 @@ MOVEMENT = frozenset(
     "diagonal flip roll repeat alias clone as_strided unbind split split_with_sizes narrow "
     "contiguous lift_fresh_copy index_select movedim unfold".split()
 )
+# What is added to the error for an operation that the user may not have written.
+ADDED = {"linalg_inv_ex": " (filters have kernels for inverses of at most 4 × 4)"}
 JOINS = frozenset({"cat", "stack"})
 SCATTERS = frozenset({"select_scatter", "slice_scatter", "diagonal_scatter"})
 
@@ -84,7 +86,7 @@ class Scalarizer:
                 return handler(node, *args, **kwargs)
         if name in POINTWISE:
             return self.pointwise.call(node, name, args, kwargs)
-        raise UnsupportedOperation(f"{node.target} cannot be generated")
+        raise UnsupportedOperation(f"{node.target} cannot be generated{ADDED.get(name, '')}")
 
     def run_concretely(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
         target: Any = node.target

@@ -56,8 +56,8 @@ def takes_inputs(lower: Callable[..., Any]) -> bool:
     if required > 2:
         raise TraceError(
             f"lower{signature_of(lower)} requires {required} arguments, but is called as "
-            "lower(state, xs): the inputs come as one argument, a tuple where xs is one; unpack it "
-            "inside"
+            "lower(state, xs): the inputs come as one argument, a tuple where xs is one, to be "
+            "unpacked inside, and there is no third argument"
         )
     if may_expect_inputs(lower, parameters):
         raise TraceError(

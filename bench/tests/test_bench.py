@@ -43,6 +43,7 @@ def measured(case: Case) -> dict[str, Record]:
     return {r.contender: r for r in runner.run("suite", [lambda: case], Timer(CPU))}
 
 
+@pytest.mark.slow
 def test_command_writes_what_it_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,6 +236,7 @@ def test_passes_are_the_scan_and_its_gradients() -> None:
     assert len(called) == before and not x.requires_grad
 
 
+@pytest.mark.slow(7)
 @pytest.mark.parametrize(
     "name",
     [

@@ -39,6 +39,7 @@ def check_scans(world: Rank, work: Work) -> None:
         torch.testing.assert_close(found.flatten(1), alone(*inputs)[:, -1])
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(5)
 @pytest.mark.parametrize("work", WORKS, ids=str)
 @pytest.mark.parametrize("size", [2, 3])

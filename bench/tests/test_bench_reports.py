@@ -191,6 +191,7 @@ def many(groups: int, sizes: list[int], contenders: int) -> list[Record]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(plots.why_not() is not None, reason="needs matplotlib")
 def test_figures_hold_everything(tmp_path: Path) -> None:
     """Panels that fill more than a page are on several; each is as wide as a page and not higher,

@@ -113,6 +113,7 @@ def test_segments_are_independent(engine: Engine, name: str, reverse: bool) -> N
     check_independence(engine, name, reverse)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(4)
 @pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
 @pytest.mark.parametrize("name", ["prod", "affine"])

@@ -87,6 +87,7 @@ def let_pass(folder: Path) -> None:
         parent.chmod(0o711)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_planted_library_of_ones_own_is_loaded(run: Run, planted: dict[str, Path]) -> None:
     """So that the tests below cannot pass for another reason."""
@@ -131,6 +132,7 @@ assert len(list(folder.iterdir())) == 2
     run(script, ASSOCSCAN_CACHE_DIR=tmp_path / "shared/cache", **planted)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(7)
 @needs_compiler
 @pytest.mark.parametrize(
@@ -298,6 +300,7 @@ def test_which_folders_are_trusted(tmp_path: Path) -> None:
             why_untrusted(path)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_folder_that_is_removed_while_it_is_used(run: Run, cache: Path, tmp_path: Path) -> None:
     """Between two kernels, and while one is compiled."""
@@ -348,6 +351,7 @@ def damaged(path: Path) -> None:
     path.write_bytes(b"N" + path.read_bytes()[1:])
 
 
+@pytest.mark.slow(2)
 @needs_compiler
 @pytest.mark.parametrize("named", ["cache", ".", "./deep/cache"])
 def test_a_relative_folder(run: Run, tmp_path: Path, named: str) -> None:
@@ -398,6 +402,7 @@ with pytest.raises(BackendError, match="no folder to compile kernels in"):
     run(script, ASSOCSCAN_CACHE_DIR=tmp_path / "file/cache", TMPDIR="/nonexistent")
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_full_disk_is_not_remembered(run: Run, cache: Path, tmp_path: Path) -> None:
     """What cannot be written to the cache folder goes to a temporary one, until it can."""

@@ -92,6 +92,7 @@ FLAGS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(9)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kernel", CHOICES)
@@ -112,6 +113,7 @@ def test_hard_offsets(on: str, kernel: str, name: str) -> None:
         check(engine, Problem("bicyclic", shape, axis, bounds=mirrored), FLAGS[1])
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(9)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kernel", CHOICES)
@@ -157,6 +159,7 @@ def test_random_offsets(on: str, kernel: str) -> None:
             check(engine, Problem("bicyclic", shape, axis, bounds=bounds), flags)
 
 
+@pytest.mark.slow(2)
 @pytest.mark.parametrize("kernel", ["lanes-lookback", "rows-lookback", "rows-serial"])
 @pytest.mark.parametrize("on", MACHINES)
 def test_wrong_offsets(on: str, kernel: str) -> None:
@@ -224,6 +227,7 @@ def prepared(x: torch.Tensor, axis: int, offsets: torch.Tensor) -> Run:
     return prepare(spec, [TensorSpec.of(x, with_address=True), TensorSpec.of(offsets)]).run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [pytest.param(4096, marks=pytest.mark.exhaustive), 4093])
 def test_a_packed_row_is_aligned_whatever_its_length(length: int) -> None:
     """A row that begins at a multiple of 16 bytes is copied as one, with offsets and without."""

@@ -201,6 +201,7 @@ def test_packed_recurrences_do_not_spill(shape: tuple[int, ...], dtype: torch.dt
     assert registers * (kernel.tile.threads + roles) * kernel.tile.blocks <= 65536
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(1)
 @pytest.mark.parametrize("shape", [ROW, LANES])
 @pytest.mark.parametrize("packed", [False, True])

@@ -43,6 +43,7 @@ def cut_passes(prepared: list[Launched]) -> set[type]:
     return {type(p.kernel.operator) for p in prepared if p.segments > 1}
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(7)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_cut(dtype: torch.dtype, device: str, prepared: list[Launched]) -> None:
@@ -53,6 +54,7 @@ def test_cut(dtype: torch.dtype, device: str, prepared: list[Launched]) -> None:
     assert {p.segments for p in prepared} == {4}
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(366)
 @pytest.mark.parametrize("finals", [True, False])
 @pytest.mark.parametrize("starts", [False, True])
@@ -115,6 +117,7 @@ def test_the_final_state_has_the_bits_of_the_last_one(
     assert {p.segments for p in prepared} == {3}
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(366)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
@@ -130,6 +133,7 @@ def test_lanes_and_states(
     assert cut_passes(prepared) == set(PASSES)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(18)
 @pytest.mark.parametrize("wanted", [(2,), (3,), (2, 3), (0, 1, 4), ()])
 @pytest.mark.parametrize("starts", [True, False])
@@ -151,6 +155,7 @@ def transposed(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(2, 3).contiguous().transpose(2, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(7)
 @pytest.mark.parametrize("turn", [False, True])
 @pytest.mark.parametrize("segments", [True, False])
@@ -178,6 +183,7 @@ def test_the_gradient_of_a_leaf_along_all_segments_has_its_declared_strides(
     assert (lane_stride < state_stride) == turn
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("pairs", [(torch.float64, torch.float32), (torch.float32, torch.bfloat16)])
 def test_rows_narrower_than_the_rest(pairs: Any, device: str, prepared: list[Launched]) -> None:
@@ -197,6 +203,7 @@ def test_rows_narrower_than_the_rest(pairs: Any, device: str, prepared: list[Lau
     assert cut_passes(prepared) == set(PASSES)
 
 
+@pytest.mark.slow
 def test_complex_states(device: str, prepared: list[Launched]) -> None:
     case, steps = CASES["attention"], 2 * CHUNK + 3
     drawn = [x.to(torch.complex128) for x in leaves_of(case, 1, steps, 3, 5, torch.float64)]
@@ -214,6 +221,7 @@ def test_complex_states(device: str, prepared: list[Launched]) -> None:
     assert cut_passes(prepared) == set(PASSES)
 
 
+@pytest.mark.slow
 def test_what_is_not_cut(device: str, prepared: list[Launched]) -> None:
     """Packed sequences, and axes of one segment."""
     case = CASES["selective"]
@@ -255,6 +263,7 @@ def test_tiles(tile: VectorTile, dtype: torch.dtype, device: str, prepared: list
     assert cut_passes(prepared) == set(PASSES)
 
 
+@pytest.mark.slow
 def test_two_runs_give_the_same_bits(device: str) -> None:
     leaves = [x.requires_grad_() for x in leaves_on(device, "gated", (1, 3 * CHUNK + 1, 40, 5))]
 
@@ -271,6 +280,7 @@ def test_two_runs_give_the_same_bits(device: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
+@pytest.mark.slow
 def test_few_chains_of_a_long_axis_are_cut(
     device: str, prepared: list[Launched], monkeypatch: pytest.MonkeyPatch
 ) -> None:

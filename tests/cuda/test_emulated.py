@@ -72,6 +72,7 @@ def test_lengths_of_lanes(mode: Mode) -> None:
         assert max(grids()) == (1 if mode == "SERIAL" else 5)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(8)
 @pytest.mark.parametrize(
     "choice",
@@ -396,6 +397,7 @@ def test_reductions_of_several_tiles(choice: Choice) -> None:
 ROUNDED = RowsTile(32, 16, 3, 64, 2, 2, late=1)  # tiles of 512 steps
 
 
+@pytest.mark.slow(2)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("mode", ROWS)
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32], ids=str)
@@ -567,12 +569,14 @@ def test_tiles_of_the_model(shape: tuple[int, ...], axis: int, processors: int) 
         check(CUDA, Problem("affine", shape, axis), Flags(final=True))
 
 
+@pytest.mark.slow
 def test_message_passing_alone() -> None:
     with emulated(processors=4):
         for words in (1, 4):
             assert stress_kernels.message_passing(torch.device("cpu"), words, 2) == 0
 
 
+@pytest.mark.slow
 def test_stress_finds_mistakes(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     arguments = ["stress", "--launches", "30", "--problems", "6", "--elements", "2000"]
     assert main([*arguments, "--seed", "3"]) == 0

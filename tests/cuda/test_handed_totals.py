@@ -66,6 +66,7 @@ def test_values(
     assert launches(prepared) == [[TotalsKernel, ForwardKernel], [ForwardKernel]]
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(48)
 @pytest.mark.parametrize("steps", [3 * CHUNK - 5, 2 * CHUNK + 1])
 @pytest.mark.parametrize("inclusive", [True, False])
@@ -82,6 +83,7 @@ def test_gradients(
     assert launches(forward) == [[TotalsKernel, ForwardKernel], [ForwardKernel]]
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(36)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("rank", range(3))
@@ -94,12 +96,14 @@ def test_ranks(name: str, rank: int, reverse: bool, device: str, prepared: list[
     assert ([TotalsKernel] in launches(back)) == (rank == (2 if reverse else 0))
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_gradients_of_other_dtypes(dtype: torch.dtype, device: str) -> None:
     check_gradients("selective", device, False, True, False, 3 * CHUNK - 5, dtype)
 
 
+@pytest.mark.slow
 def test_cotangents_of_finals(device: str, prepared: list[Launched]) -> None:
     """All leaves of the final have one. The first pass carried the cotangent of one part of the
     state only, so its totals are not taken."""

@@ -51,6 +51,7 @@ def test_values(op: Monoid, element: tuple[int, ...]) -> None:
     assert_scan_close(got, reference_scan(op, x), LENGTH)
 
 
+@pytest.mark.slow(2)
 @pytest.mark.parametrize("op", [ops.max, ops.logaddexp], ids=["max", "logaddexp"])
 def test_gradients(op: Monoid) -> None:
     x = drawn()

@@ -69,6 +69,7 @@ def check(
         walked_cases.check(case, shape, dtype, at, reverse)
 
 
+@pytest.mark.slow(4)
 @everywhere
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", ALL)
@@ -76,6 +77,7 @@ def test_values_and_gradients(engine: str, name: str, reverse: bool) -> None:
     check(engine, name, (2, 300, 3), torch.float32, reverse)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(4)
 @everywhere
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -175,6 +177,7 @@ def test_guesses_beyond_the_finite_range(engine: str) -> None:
     assert error(found) <= 10 * error(walked) + 1e-4
 
 
+@pytest.mark.slow
 @everywhere
 def test_strides(engine: str) -> None:
     """Leaves each in its own way, and an axis that is innermost in memory."""

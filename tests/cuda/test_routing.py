@@ -88,6 +88,7 @@ def test_adjoints_of_large_elements_are_tritons() -> None:
     torch.testing.assert_close(*grads)
 
 
+@pytest.mark.slow
 def test_adjoints_of_large_elements_are_tritons_in_the_operation_too() -> None:
     """Under a transform, under torch.compile and under a dispatch mode."""
     xs = tuple(torch.rand(7, n, dtype=torch.float64, requires_grad=True) for n in (4, 3))

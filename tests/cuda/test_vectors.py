@@ -52,6 +52,7 @@ def test_values_and_gradients(
         assert passes(prepared) == set(PASSES)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(21)
 @pytest.mark.parametrize("name", ["selective", "gated", "max-plus"])
 @pytest.mark.parametrize("inclusive", [True, False])
@@ -120,6 +121,7 @@ def test_few_states_of_16_bits(
     assert passes(prepared) == set(PASSES)
 
 
+@pytest.mark.slow
 def test_rows_of_16_bits_in_any_order(device: str) -> None:
     """Rows whose states are not adjacent are copied one by one, before they are widened."""
     leaves = leaves_on(device, "selective", (1, 40, 5, 6), torch.bfloat16)
@@ -151,6 +153,7 @@ TILES = [*KINDS_OF_TILES, VectorTile(32, 1, 4, 2, 2, 4, 8), VectorTile(64, 16, 4
          VectorTile(128, 32, 1, 8, 3, 1, 8)]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(51)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["selective", "attention", "gated"])
@@ -169,6 +172,7 @@ def test_every_kind_of_tile(
     assert passes(prepared) == set(PASSES) if fits else passes(prepared)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(40)
 @pytest.mark.parametrize("name", ["gated", "attention", "turning"])
 @pytest.mark.parametrize("lanes", [5, 40])

@@ -55,6 +55,7 @@ def check(
         walked_cases.check(case, shape, dtype, at, reverse, change)
 
 
+@pytest.mark.slow(3)
 @everywhere
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", CASES)
@@ -62,6 +63,7 @@ def test_values_and_gradients(engine: str, name: str, reverse: bool) -> None:
     check(CASES[name], (7, 70, 64), torch.float32, engine, reverse)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(9)
 @everywhere
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -82,12 +84,14 @@ def spread(given: dict[str, Any]) -> None:
     given["xs"] = (padded, turned, n[..., :1])
 
 
+@pytest.mark.slow(2)
 @everywhere
 @pytest.mark.parametrize("reverse", [False, True])
 def test_strides(engine: str, reverse: bool) -> None:
     check(CASES["gated"], (7, 40, 64), torch.float32, engine, reverse, spread)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(2)
 @everywhere
 def test_more_chains_than_blocks(engine: str) -> None:
@@ -99,6 +103,7 @@ def test_more_chains_than_blocks(engine: str) -> None:
 TILES = {"short": (1, 1, 3), "long": (1, 32, 3), "two channels": (2, 8, 4)}
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("engine", [on_emulator, on_cuda])
 @pytest.mark.parametrize("name", TILES)
@@ -112,6 +117,7 @@ def test_forced_tiles(engine: str, name: str, dtype: torch.dtype) -> None:
         check(CASES["two numbers"], (3, 67, 71), dtype, engine, reverse=True)
 
 
+@pytest.mark.slow(2)
 @pytest.mark.skipif(REASON is not None, reason=str(REASON))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_tanh_of_the_hardware_is_for_bfloat16(dtype: torch.dtype) -> None:

@@ -62,6 +62,7 @@ def check_disagreements(world: Rank) -> None:
     assert all(told == everyone[0] for told in everyone), everyone
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(7)
 @pytest.mark.parametrize("size", [2, 3])
 def test_disagreements_give_the_same_error_on_every_rank(world: World, size: int) -> None:
@@ -190,12 +191,14 @@ def check_recurrence(world: Rank) -> None:
     y.sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(7)
 @pytest.mark.parametrize("check", [check_empty_whole, check_without_header])
 def test_empty_parts(world: World, check: Callable[..., None]) -> None:
     world.run(check, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(7)
 @pytest.mark.parametrize("check", [check_last_inputs, check_recurrence])
 def test_flags(world: World, check: Callable[..., None]) -> None:
@@ -217,6 +220,7 @@ def test_torch_without_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
         scan("sum", torch.ones(2))
 
 
+@pytest.mark.slow
 def test_is_imported_at_its_first_use() -> None:
     script = (
         "import sys, torch\n"

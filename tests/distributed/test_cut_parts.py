@@ -103,6 +103,7 @@ def check_part(
         assert back == [*BACK]
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(97)
 @pytest.mark.parametrize("finals", [False, True])
 @pytest.mark.parametrize("starts", [False, True])
@@ -150,5 +151,6 @@ def check_leaves_of_leaves(world: Rank) -> None:
     assert len(upstream) == len(hooked) == 1
 
 
+@pytest.mark.slow
 def test_leaves_of_leaves(world: World) -> None:
     world.run(check_leaves_of_leaves, 2)

@@ -77,6 +77,7 @@ def check_refusals(world: Rank) -> None:
         scan("sum", partial)
 
 
+@pytest.mark.slow
 def test_dtensors(world: World) -> None:
     world.run(check_dtensors, 4)
 

@@ -99,6 +99,7 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(36)
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize(

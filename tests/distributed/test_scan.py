@@ -232,6 +232,7 @@ def compare(
         close(g, expected if world.rank == first else torch.zeros_like(expected))
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(24)
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("name", SMOOTH)
@@ -239,6 +240,7 @@ def test_gradients_of_scans(world: World, name: str, size: int) -> None:
     world.run(check_gradients, size, name, "associative_scan")
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(12)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", SMOOTH)
@@ -277,6 +279,7 @@ def check_repeated(world: Rank) -> None:
     close(got, torch.autograd.grad(whole.sum(), A)[0])
 
 
+@pytest.mark.slow
 def test_repeated_leaves(world: World) -> None:
     world.run(check_repeated, 2)
 
@@ -321,6 +324,7 @@ def nodes_of(y: torch.Tensor) -> Iterator[Any]:
             found += [n for n, _ in node.next_functions]
 
 
+@pytest.mark.slow(2)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(
     "name", ["scalars", pytest.param("matrices", marks=pytest.mark.exhaustive)]
@@ -366,6 +370,7 @@ def check_odd_states(world: Rank) -> None:
     close(torch.autograd.grad(y.sum(), part)[0], counts.double())
 
 
+@pytest.mark.slow
 def test_odd_states(world: World) -> None:
     world.run(check_odd_states, 2)
 
@@ -411,6 +416,7 @@ def check_kept(world: Rank, name: str) -> None:
         assert bool(found) == (name not in NOT_KEPT), found
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(27)
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("name", CASES)
@@ -468,6 +474,7 @@ def check_kept_apart(world: Rank) -> None:
     close(*finals, exact=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_what_kept_calls_depend_on(world: World, size: int) -> None:
     world.run(check_kept_apart, size)

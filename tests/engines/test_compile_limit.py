@@ -149,6 +149,7 @@ def test_one_kernel_for_vectors_of_any_size() -> None:
     assert op.source("cpp", like=x) == op.source("cpp", like=x[0, 0, :9])
 
 
+@pytest.mark.slow
 def test_gradients_of_vectors_are_generated(recwarn: pytest.WarningsRecorder) -> None:
     """Elements of more than 16 scalars that depend on one another have none."""
     generator = torch.Generator().manual_seed(0)

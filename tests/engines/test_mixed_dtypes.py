@@ -122,6 +122,7 @@ def test_beyond_all_leaves_is_refused() -> None:
         associative_scan(Monoid(widening, name="mixed_widening"), torch.ones(4))
 
 
+@pytest.mark.slow
 def test_under_compile() -> None:
     xs = inputs("affine", F32, BF16)
     compiled = torch.compile(lambda *xs: associative_scan(ops.affine, xs, 1), fullgraph=True)

@@ -67,6 +67,7 @@ def test_packed_sequences(engine: Engine, problem: Problem, flags: Flags) -> Non
         check(engine, problem, flags)
 
 
+@pytest.mark.slow(2)
 @engines
 @settings(max_examples=40)
 @given(problem=problems(("bicyclic", "matrix", "affine")), flags=flags, data=st.data())
@@ -95,6 +96,7 @@ def test_leaves_broadcast(
     assert_scan_close(engine.scan(op, engine.put(tuple(xs)), **arguments), oracle, problem.length)
 
 
+@pytest.mark.slow(2)
 @engines
 @settings(max_examples=40)
 @given(problem=problems(EXACT), flags=flags, data=st.data())

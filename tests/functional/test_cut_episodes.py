@@ -120,6 +120,7 @@ def test_values_and_gradients(engine: Engine, name: str) -> None:
     torch.testing.assert_close(results(function, given, backend=engine.name), want)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(8)
 @each
 def test_second_derivatives(name: str) -> None:
@@ -286,6 +287,7 @@ def test_the_gradient_at_a_tie_of_ratio_and_clip() -> None:
     torch.testing.assert_close(results(function, tensors), wide)
 
 
+@pytest.mark.slow
 def test_compiled_and_mapped() -> None:
     def call(*t: Tensor) -> Any:
         o: dict[str, Any] = {"truncated": CUT[0], "next_values": t[5]}

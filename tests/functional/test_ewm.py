@@ -76,6 +76,7 @@ def scans(x: Tensor, alpha: Any, adjust: bool, ignore_na: bool, **options: Any) 
     )
 
 
+@pytest.mark.slow(2)
 @every_mode
 @pytest.mark.parametrize("alpha", [0.05, 0.3, 0.7, 1.0])
 def test_as_in_pandas(alpha: float, adjust: bool, ignore_na: bool) -> None:
@@ -163,6 +164,7 @@ def float32_loop(x: np.ndarray[Any, Any], alpha: float) -> tuple[Any, Any]:
     return np.stack(means, -1), np.stack(variances, -1)
 
 
+@pytest.mark.slow(2)
 @pytest.mark.parametrize("alpha", [0.3, 1e-3])
 def test_float32_over_many_steps(alpha: float) -> None:
     """At most the errors of a loop in float32, about: 0 and 10⁶ with noise, and a value of 10¹²

@@ -74,6 +74,7 @@ def test_errors_are_those_of_a_loop(backend: str, order: int, cut: float) -> Non
     assert compared or order > 5
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(7)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("rows", [1, 2, 64])
@@ -101,6 +102,7 @@ def test_peak_of_a_narrow_response() -> None:
     torch.testing.assert_close(y.max(), torch.tensor(0.0239), rtol=5e-3, atol=0)
 
 
+@pytest.mark.slow
 def test_four_equal_poles() -> None:
     a = np.poly([0.95] * 4)
     x = inputs(4000, np.float64)
@@ -115,6 +117,7 @@ UNDAMPED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(8)
 @pytest.mark.parametrize("name", UNDAMPED)
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -154,6 +157,7 @@ def test_poles_on_and_outside_the_unit_circle(a: list[float]) -> None:
     np.testing.assert_allclose(y, signal.lfilter(b, a, x), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(8)
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 9])
 @pytest.mark.parametrize("n, m", [(4, 4), (1, 4), (4, 1), (4, 2), (2, 3), (1, 1)])
@@ -200,6 +204,7 @@ def test_inputs_that_undo_the_state(dtype: type, backend: str) -> None:
         assert np.abs(y.numpy() - exact).max() <= limit, (b, a)
 
 
+@pytest.mark.slow(2)
 @pytest.mark.parametrize("n, m", [(3, 3), (2, 4), (4, 2), (3, 1)])
 def test_packed_states(n: int, m: int) -> None:
     b, a, x = rand(n), 0.3 * rand(m, seed=1), rand(9, 2, seed=2)
@@ -212,6 +217,7 @@ def test_packed_states(n: int, m: int) -> None:
         torch.testing.assert_close((y[begin:end], final[s]), alone)
 
 
+@pytest.mark.slow
 def test_one_filter_per_channel() -> None:
     b, a, x = rand(3, 3), 0.3 * rand(2, 1, 4, seed=1), rand(2, 20, 3, seed=2)
     a[..., 0] = 1
@@ -221,6 +227,7 @@ def test_one_filter_per_channel() -> None:
         torch.testing.assert_close(y[row, :, channel], alone)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(8)
 @pytest.mark.parametrize("dtype", [F64, torch.complex128])
 @pytest.mark.parametrize("order", [1, 3])

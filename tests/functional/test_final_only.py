@@ -57,6 +57,7 @@ def test_dtypes_promote_as_those_of_the_scan() -> None:
         torch.testing.assert_close(last, beside)
 
 
+@pytest.mark.slow(2)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128, torch.bfloat16], ids=str)
 def test_gradients_are_those_of_the_last_state(dtype: torch.dtype) -> None:
     """In a, b and init, for random and for partly zero cotangents."""

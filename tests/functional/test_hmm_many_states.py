@@ -154,6 +154,7 @@ def check(given: Model, atol: float = 1e-9) -> None:
     torch.testing.assert_close(posterior[known], right[known].float(), rtol=2e-7, atol=1e-7)
 
 
+@pytest.mark.slow(50)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("likelihood", LIKELIHOODS)
 @pytest.mark.parametrize("transition", TRANSITIONS)
@@ -164,6 +165,7 @@ def test_hard_models(transition: str, likelihood: str, way: str) -> None:
             check([draw(states).log_softmax(-1), moves, seen])
 
 
+@pytest.mark.slow(8)
 @pytest.mark.parametrize("states", [K, 32])
 @pytest.mark.parametrize(
     "transition,likelihood,is_right",
@@ -271,6 +273,7 @@ def by_scan(function: Any) -> Callable[..., Any]:
     return lambda *given, **options: function(*given, backend="eager", **options)
 
 
+@pytest.mark.slow(6)
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("varies", [False, True])
@@ -342,6 +345,7 @@ SPOILT: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
 }
 
 
+@pytest.mark.slow(7)
 @pytest.mark.parametrize("steps", [9, 70])
 @pytest.mark.parametrize("what", SPOILT)
 def test_what_is_no_probability(what: str, steps: int) -> None:
@@ -502,6 +506,7 @@ def test_torch_func(function: Any) -> None:
         torch.testing.assert_close(tuple(g[k] for g in found), one)
 
 
+@pytest.mark.slow(2)
 @pytest.mark.parametrize("function", [hmm_filter, hmm_smoother, viterbi])
 def test_compiled(function: Any) -> None:
     given = model(K, 9)
@@ -520,6 +525,7 @@ def test_what_is_no_memory() -> None:
     assert hmm_filter(*model(K, 9, (0,))).log_evidence.shape == (0,)
 
 
+@pytest.mark.slow(3)
 @pytest.mark.parametrize("varies", [False, True])
 @pytest.mark.parametrize("steps", [1, 2, 40])
 def test_smoother(steps: int, varies: bool) -> None:
@@ -549,6 +555,7 @@ def test_viterbi(steps: int, varies: bool) -> None:
         torch.testing.assert_close(derivative, gradients(by_scan(viterbi), given))
 
 
+@pytest.mark.slow(4)
 @pytest.mark.parametrize("batch", [(), (3,), (2,)])
 @pytest.mark.parametrize("function", [hmm_filter, hmm_smoother, viterbi])
 def test_packed_sequences_that_begin_differently(

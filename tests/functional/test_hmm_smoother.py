@@ -231,6 +231,7 @@ def test_half_precision(backend: str) -> None:
         assert torch.equal(got, expected.bfloat16())
 
 
+@pytest.mark.slow(2)
 @every_engine
 def test_every_engine(engine: VectorEngine) -> None:
     """First and repeated calls, with one tensor moved; values and gradients."""

@@ -266,6 +266,7 @@ def test_a_ragged_dimension_that_is_not_the_second() -> None:
 
 
 # torch itself reads `.grad` of the nested tensors that a broken graph passes on.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_compiled() -> None:
     """Whole; of functions that Dynamo reads no further into, the graph breaks."""

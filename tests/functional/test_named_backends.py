@@ -168,6 +168,7 @@ def on_meta(value: Any) -> Any:
     return value.to("meta") if isinstance(value, Tensor) else value
 
 
+@pytest.mark.slow(6)
 @every_function
 def test_a_backend_that_cannot_run(function: Named) -> None:
     """The error names the backend, the reason, and what the caller passed."""

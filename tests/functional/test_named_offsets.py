@@ -244,6 +244,7 @@ def test_wrong_offsets(case: Any) -> None:
         function(**given, offsets=OFFSETS.tolist())
 
 
+@pytest.mark.slow(10)
 @each_case
 def test_offsets_are_checked_once(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though a function may use them itself, in several scans, too."""

@@ -216,6 +216,7 @@ def test_on_a_gpu(name: str) -> None:
             torch.testing.assert_close(solved, walked, rtol=0, atol=1e-4 * scale)
 
 
+@pytest.mark.slow
 def test_how_it_got_there() -> None:
     """Iterations are few where the step contracts; what does not converge is walked."""
     x = draw(2, 3000, 4)
@@ -275,6 +276,7 @@ def test_other_states() -> None:
     assert torch.equal(got, nonlinear_recurrence(count, x, 0))
 
 
+@pytest.mark.slow(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_narrow_floats(dtype: torch.dtype) -> None:
     xs = tuple(draw(2, 300, 5, seed=k).to(dtype) for k in range(3))
@@ -287,6 +289,7 @@ def test_narrow_floats(dtype: torch.dtype) -> None:
     torch.testing.assert_close(solved, walked)
 
 
+@pytest.mark.slow
 def test_lower_and_empty_axes() -> None:
     xs = tuple(draw(2, 30, 5, seed=k) for k in range(3))
     weights = tuple(draw(5, seed=k) for k in range(3))

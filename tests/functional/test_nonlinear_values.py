@@ -439,6 +439,7 @@ def check_random(seed: int, backend: str) -> None:
         assert_close(gradients(got, leaves, tensors), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1))
 def test_random_steps(seed: int) -> None:
     for backend in BACKENDS:

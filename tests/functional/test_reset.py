@@ -128,6 +128,7 @@ def test_nothing_reaches_the_other_segments(engine: Engine, name: str, reverse: 
     check_independence(SCANS[name], engine, reverse)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(7)
 @pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
 @pytest.mark.parametrize("name", ["cumprod", "linear_recurrence"])
@@ -308,6 +309,7 @@ def test_nothing_to_scan() -> None:
     assert cumprod(x, dtype=torch.complex64, reset=x > 3).tolist() == [2, 6, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(7)
 @each_scan
 def test_mapped_and_compiled(name: str) -> None:

@@ -82,6 +82,7 @@ def test_pairs(engine: Engine, first: torch.dtype, second: torch.dtype, dtype: t
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_argument_promotes() -> None:
     """The widest of them decides, whichever it is."""
     for dtypes in set(permutations([F32, F32, F32, F64])):
@@ -121,6 +122,7 @@ def test_a_carry_is_not_rounded() -> None:
     assert float(gae(reward, zero, start, one, one, axis=0)) == want
 
 
+@pytest.mark.slow(5)
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 @pytest.mark.parametrize("wrapped", [float, torch.tensor, lambda x: torch.tensor(x, dtype=F64)])
 def test_numbers_are_not_rounded_to_16_bits(

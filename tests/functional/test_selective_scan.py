@@ -306,6 +306,7 @@ def test_vmap(engine: Engine) -> None:
     torch.testing.assert_close(per_example[0], u.grad)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(7)
 @every_engine
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -85,6 +85,7 @@ def test_dtypes(dtype: torch.dtype, order: int) -> None:
     torch.testing.assert_close(lfilter(b, a, x), torch.as_tensor(expected).to(dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", LARGE)
 def test_packed_with_states(order: int) -> None:
     b, a = coefficients(order)

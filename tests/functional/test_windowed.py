@@ -104,6 +104,7 @@ def test_lengths(backend: str) -> None:
             assert torch.equal(y, want)
 
 
+@pytest.mark.slow(3)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("shape,axis", [((37, 3, 17), 0), ((3, 37, 17), 1), ((2, 17, 37), 2)])
 def test_one_pass_of_the_cpu(shape: tuple[int, ...], axis: int, reverse: bool) -> None:
@@ -233,6 +234,7 @@ def test_segments(name: str, shape: tuple[int, ...], axis: int, reverse: bool) -
         check_step_by_step(op, leaves, width, axis, reverse, offsets)
 
 
+@pytest.mark.slow(2)
 @pytest.mark.usefixtures("short_segments")
 @pytest.mark.parametrize("shape", [(90, 1), (90, 18)])
 def test_segments_keep_windows_apart(shape: tuple[int, int]) -> None:
@@ -351,6 +353,7 @@ def test_one_pass_does_not_leave_its_sequence() -> None:
         torch.testing.assert_close(found[:1], loop[:1])
 
 
+@pytest.mark.slow
 def test_derivatives_of_one_pass_are_those_of_scans() -> None:
     """Further ones, and of a batch of cotangents; leaves that were changed since are refused."""
     x = rand(20, 6).requires_grad_()

@@ -14,6 +14,7 @@ import assocscan
 pytestmark = [needs_fork, needs_compiler]
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(8)
 @pytest.mark.parametrize("part", ["cache", "compiler", "names", "texts", "arguments"])
 def test_random_faults(part: str) -> None:
@@ -24,6 +25,7 @@ def test_random_faults(part: str) -> None:
     assert run.stdout.startswith(f"{part}: 20 cases, 0 failures\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user"
 )

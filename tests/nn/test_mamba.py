@@ -115,6 +115,7 @@ def recipe(theirs: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
+@pytest.mark.slow
 def test_the_recipe_for_transformers(theirs: ModuleType, request: pytest.FixtureRequest) -> None:
     """Logits, gradients and generated tokens are those of its loop."""
     torch.manual_seed(0)

@@ -189,6 +189,7 @@ def test_nothing_flows_from_one_sequence_to_another(name: str) -> None:
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.slow(3)
 @pytest.mark.parametrize(
     "name",
     ["RGLRU", "Hawk", "Mamba", "LRU", "MatrixLRU", "AR-SSM",

@@ -336,6 +336,7 @@ def test_other_surroundings_are_left_to_python() -> None:
     assert answers(ops.affine, (a, b), 1) is not runner.MISS
 
 
+@pytest.mark.slow
 def test_second_derivatives_batches_and_hooks_run_in_python() -> None:
     xs = known_call()
     assert torch.autograd.gradgradcheck(
@@ -496,6 +497,7 @@ def refusing(tmp_path: Path) -> Path:
     return write_script(tmp_path / "refusing", text)
 
 
+@pytest.mark.slow(2)
 @pytest.mark.parametrize("mode", ["wait", "background", "python"])
 def test_scans_run_without_a_runner(run: Run, refusing: Path, mode: str) -> None:
     script = """

@@ -34,7 +34,8 @@ settings.load_profile("suite")
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `thinned` leaves to the exhaustive run, and what runs on a GPU if there is one."""
+    """Mark what `thinned` and `slow` leave to the exhaustive run, and what runs on a GPU if there
+    is one."""
     for item in items:
         if isinstance(item, pytest.Function) and is_left_out(item):
             item.add_marker("exhaustive")
@@ -48,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             group = cases.setdefault((test, ",".join(backends), marker.args[0]), {})
             group.setdefault(name_without(backends, item), []).append(item)
     for (_, _, n), group in cases.items():
-        kept = thinning.kept(group, thinning.MORE * n)
+        kept = thinning.kept(group, thinning.more(torch.cuda.is_available()) * n)
         for item in (item for name in group if name not in kept for item in group[name]):
             item.add_marker("exhaustive")
     if torch.cuda.is_available():
@@ -56,7 +57,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if isinstance(item, pytest.Function) and runs_on_gpu(item):
                 item.add_marker("gpu")
     else:
+        leave_slow_ones(items)
         leave_to_hand(items)
+
+
+def leave_slow_ones(items: list[pytest.Item]) -> None:
+    """`slow` tests are exhaustive, but for one in n cases of those marked slow(n)."""
+    cases: dict[tuple[str, int], dict[str, pytest.Item]] = {}
+    for item in items:
+        marker = item.get_closest_marker("slow")
+        if marker is None or item.get_closest_marker("exhaustive") is not None:
+            continue
+        if marker.args:
+            test = item.nodeid.partition("[")[0]
+            cases.setdefault((test, marker.args[0]), {})[item.nodeid] = item
+        else:
+            item.add_marker("exhaustive")
+    for (_, n), group in cases.items():
+        for name in group.keys() - thinning.kept(group, n):
+            group[name].add_marker("exhaustive")
 
 
 def leave_to_hand(items: list[pytest.Item]) -> None:

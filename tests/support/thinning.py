@@ -9,13 +9,17 @@ from typing import Any
 
 import torch
 
-# Each `thinned(n)` leaves about one case in MORE · n to the default tests: the README promises that
-# they take less than ten minutes on two cores. A larger number would hardly leave fewer, since
-# every test keeps one.
-MORE = 3
+
+def more(has_gpu: bool) -> int:
+    """Each `thinned(n)` leaves about one case in `more` · n to the default tests: the README
+    promises that they take less than ten minutes on two cores. A larger number would hardly leave
+    fewer, since every test keeps one. Where there is a GPU they run on it, in more processes."""
+    return 3 if has_gpu else 5
+
+
 # CI runs about one in so many of a test's exhaustive cases, at least one of each test; of those
 # that Triton interprets, where a case takes ten seconds, fewer. The others are by_hand.
-IN_CI, INTERPRETED_IN_CI = 4, 8
+IN_CI, INTERPRETED_IN_CI = 24, 48
 
 
 def place(name: str) -> float:

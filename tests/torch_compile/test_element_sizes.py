@@ -10,6 +10,7 @@ import torch
 from assocscan import associative_scan, ops, reduce
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("function", [associative_scan, reduce])
 def test_matrices_of_symbolic_sizes(function: Any) -> None:

@@ -110,6 +110,7 @@ def test_one_graph(name: str) -> None:
         assert_close(got, gradients)
 
 
+@pytest.mark.slow
 def test_numbers_that_change() -> None:
     """A captured number is another step, and makes another graph; one among params need not."""
     captured = torch.compile(

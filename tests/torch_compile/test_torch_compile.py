@@ -192,6 +192,7 @@ def test_monoids_on_named_tuples(graphs: Graphs) -> None:
         torch.testing.assert_close(tree_leaves(got), tree_leaves(want))
 
 
+@pytest.mark.slow
 def test_structures_that_lower_makes(graphs: Graphs) -> None:
     """Dicts, lists and tuples; a named tuple needs a graph break."""
 
@@ -262,6 +263,7 @@ def globally_scaled(left: Tensor, right: Tensor) -> Tensor:
     return left + FACTOR * right
 
 
+@pytest.mark.slow
 def test_what_a_callable_captured_is_guarded(
     graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,6 +429,7 @@ def scaling(factor: float) -> Callable[[Tensor], Tensor]:
     return lambda x: factor * x
 
 
+@pytest.mark.slow
 def test_operators_made_inside(graphs: Graphs) -> None:
     """By every combinator; another operator or captured number is another graph."""
 

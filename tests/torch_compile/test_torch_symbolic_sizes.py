@@ -98,6 +98,7 @@ def test_export(case: Case, example: Sizes, strict: bool) -> None:
         check(program, model, case, sizes)
 
 
+@pytest.mark.slow(2)
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("case", OF_ONE_LENGTH, ids=lambda case: case.name)
 def test_export_of_one_length(case: Case, strict: bool) -> None:

@@ -81,9 +81,10 @@ def nonlinear_recurrence(
         by `lower`. It is traced once and becomes one kernel; so does its derivative. What it
         captures must be numbers: tensors are passed in params.
     xs: a pytree of dense tensors with as many dimensions each, of the same size along `axis`; the
-        other dimensions, which are the batch, broadcast.
+        other dimensions, which are the batch, broadcast. A step without inputs takes zeros.
     init: a pytree of tensors or numbers that broadcast to the shape of the batch without the axis,
-        [B, D] for [B, L, D]. At most 8 numbers per chain; a complex one counts twice. A float
+        [B, D] for [B, L, D]: each of its B × D elements is a chain of states of its own. A state of
+        several numbers is a tuple of such tensors, at most 8; a complex one counts twice. A float
         such as 0.0 takes the dtype of the floats in xs. An int such as 0 counts as int64: beside
         int32 xs, h is int64.
     params: a pytree of tensors or numbers that broadcast in the same way and are the same at every
@@ -93,8 +94,8 @@ def nonlinear_recurrence(
     reverse: exactly flip(f(flip(xs))).
     return_final: also return the last h.
     reset: a bool mask of the steps that start afresh: there h[t] = step(init, x[t]). It has the
-        sizes of xs up to the axis, [B, L] for [B, L, D], or a shape that broadcasts to that of xs,
-        [L, 1] for example. Not together with offsets.
+        sizes of xs up to the axis, [B, L] for [B, L, D], or else a shape that broadcasts to that of
+        xs, [L, 1] for example. Not together with offsets.
     offsets: [S + 1] boundaries of S sequences packed along the axis. init may have a leading S; the
         last h has one.
     method: "loop" walks along the axis, one chain beside the other. "newton" solves windows of the

@@ -262,9 +262,10 @@ class StepOperator(Monoid):
 
 INSTEAD = (
     "; step and lower are written for one element, numbers without dimensions, and are the same "
-    "for each channel. Steps that mix channels (a matrix product over them, a sum or a softmax) "
-    "have no kernel here: use torch.nn.GRU or a Python loop for a full recurrent matrix, and "
-    "matrix_recurrence or selective_scan for a linear one"
+    "for each channel; a state, input or parameter of several numbers is a tuple of tensors, "
+    "as t.unbind(0) gives. Steps that mix channels (a matrix product over them, a sum or a "
+    "softmax) have no kernel here: use torch.nn.GRU or a Python loop for a full recurrent "
+    "matrix, and matrix_recurrence or selective_scan for a linear one"
 )
 
 

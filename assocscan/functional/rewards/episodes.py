@@ -17,6 +17,8 @@ from ..operands import carry_dtype, expanded, multiplier
 
 Element = tuple[Tensor, Tensor, Tensor]
 Lift = Callable[..., Element]
+# What errors add to "expected a tensor": its place among the arguments differs between functions.
+OF_BOOTSTRAP = ", the value of the state after the last step"
 
 
 class Ends(NamedTuple):

@@ -10,6 +10,7 @@ from ...monoids.leaf_checks import check_axis, check_tensor
 from ..argument_errors import check_devices, named_scan
 from ..operands import carry_dtype, checked_offsets, for_dtype
 from .episodes import (
+    OF_BOOTSTRAP,
     Element,
     Lift,
     check_episodes,
@@ -82,7 +83,7 @@ def discounted_returns(
     """
     ends = check_episodes(rewards, done, discount, truncated, next_values)
     if bootstrap is not None:
-        check_tensor("bootstrap", bootstrap)
+        check_tensor("bootstrap", bootstrap, OF_BOOTSTRAP)
     dtype = promoted_dtype(rewards, [discount, next_values], bootstrap)
     discount = operand("discount", discount, rewards, dtype)
     init = None
@@ -171,7 +172,7 @@ def gae(
     """
     ends = check_episodes(rewards, done, discount, truncated, next_values)
     axis = check_axis(axis, rewards.shape, rewards.dim(), "rewards")
-    check_tensor("bootstrap", bootstrap)
+    check_tensor("bootstrap", bootstrap, OF_BOOTSTRAP)
     check_devices("rewards", rewards, values=values, bootstrap=bootstrap, decay=decay)
     check_steps(values, rewards, axis)
     check_number("decay", decay)

@@ -16,6 +16,7 @@ from ...wording import shown
 from ..argument_errors import check_devices, named_scan
 from ..operands import checked_offsets, for_dtype
 from .episodes import (
+    OF_BOOTSTRAP,
     Element,
     Lift,
     check_episodes,
@@ -112,7 +113,7 @@ def vtrace(
     ends = check_episodes(rewards, done, discount, truncated, next_values)
     axis = check_axis(axis, rewards.shape, rewards.dim(), "rewards")
     check_tensor("log_ratios", log_ratios)
-    check_tensor("bootstrap", bootstrap)
+    check_tensor("bootstrap", bootstrap, OF_BOOTSTRAP)
     check_devices("rewards", rewards, log_ratios=log_ratios, values=values, bootstrap=bootstrap)
     check_steps(values, rewards, axis)
     for name, t in (("log_ratios", log_ratios), ("values", values)):

@@ -24,6 +24,7 @@ from assocscan.testing import assert_scan_close
 pytestmark = needs_fork
 
 
+@pytest.mark.slow
 def test_without_a_compiler(run: Run, cache: Path, tmp_path: Path) -> None:
     """auto warns once for all operators and runs eagerly; naming the engine is refused."""
     script = """
@@ -140,6 +141,7 @@ assert scan(backend="cpu") == SUM and not warned
     assert len(libraries(cache)) == 1
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_second_process_finds_the_kernel(run: Run, cache: Path, logging: Path) -> None:
     """Unless its compiler has another version."""
@@ -284,6 +286,7 @@ def restored_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(9)
 @needs_compiler
 @pytest.mark.parametrize("flags", TWO_FLAGS, ids=str)

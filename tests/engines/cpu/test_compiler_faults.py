@@ -50,6 +50,7 @@ for out; do :; done
     return write_script(folder / "compiler", text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_compiler_that_fails(run: Run, cache: Path, tmp_path: Path, fault: str) -> None:
     body, words = FAULTS[fault]
@@ -193,6 +194,7 @@ assert len(children) == 2 and seconds < 30, (children, seconds)
     run(script)
 
 
+@pytest.mark.slow
 def test_a_slow_compilation_is_announced_once(run: Run, tmp_path: Path) -> None:
     slow = write_compiler(tmp_path, f'sleep 0.4; exec {COMPILER} "$@"')
     script = f"""

@@ -212,6 +212,7 @@ def test_lanes_of_several_jobs(reverse: bool) -> None:
         assert_scan_close(found, expected, 19)
 
 
+@pytest.mark.slow
 def test_axis_that_is_cut(two_threads: None) -> None:
     """Chunks of one job's lanes, reduced to their totals and scanned, through tiles."""
     generator = torch.Generator().manual_seed(0)

@@ -217,6 +217,7 @@ def looped(
     return torch.stack([found[t] for t in range(len(x))]), torch.stack(finals)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(7)
 @each_case
 @pytest.mark.parametrize("reverse", [False, True])

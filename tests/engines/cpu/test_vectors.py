@@ -241,6 +241,7 @@ def test_reduction() -> None:
     torch.testing.assert_close(reduce(case.op, xs, 1), y[:, -1])
 
 
+@pytest.mark.slow
 def test_second_derivatives() -> None:
     case = CASES["gated"]
     leaves = [x.requires_grad_() for x in leaves_of(case, 1, 4, 2, 2, torch.float64)]

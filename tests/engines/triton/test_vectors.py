@@ -87,6 +87,7 @@ def test_the_shapes_cross_the_edges_of_tiles() -> None:
     assert any(n != tile.choose_tile(n).states for *_, n in SHAPES)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(44)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", CASES)
@@ -98,6 +99,7 @@ def test_values_and_gradients(
         assert {type(e.spec.operator) for e in chosen} == {VectorOperator, VectorAdjoint}
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(7)
 @pytest.mark.parametrize("name", ["selective", "max-plus", "softmax"])
 @pytest.mark.parametrize("inclusive", [True, False])
@@ -111,6 +113,7 @@ def test_flags(name: str, reverse: bool, inclusive: bool) -> None:
     check(CASES[name], leaves, **options, init=init)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(7)
 @pytest.mark.parametrize("name", ["selective", "plain"])
 def test_float64(name: str) -> None:
@@ -138,6 +141,7 @@ def test_packed_sequences(reverse: bool) -> None:
     )
 
 
+@pytest.mark.slow
 def test_sixteen_bit_leaves_beside_float32() -> None:
     """Combined in float32 and rounded once, gradients too."""
     case = CASES["selective"]
@@ -154,6 +158,7 @@ def test_sixteen_bit_leaves_beside_float32() -> None:
         assert a.dtype == x.dtype and torch.equal(a, b.to(a.dtype))
 
 
+@pytest.mark.slow
 def test_complex_states_and_bools() -> None:
     op = Monoid(
         affine, identity=(1.0, 0.0), name="complex_triton_test", element_ndim=1,
@@ -192,6 +197,7 @@ def test_nothing_to_scan(shape: tuple[int, int, int, int]) -> None:
         assert x.grad is not None and not x.grad.any()
 
 
+@pytest.mark.slow
 def test_reduction_and_partial_gradients() -> None:
     case = CASES["gated"]
     leaves = leaves_on_gpu("gated", (2, 20, 3, 4), torch.float32)
@@ -207,6 +213,7 @@ def test_reduction_and_partial_gradients() -> None:
     assert_close(got, torch.autograd.grad(end[1].sum(), exact[0])[0], 200)
 
 
+@pytest.mark.slow
 def test_selective_scan(chosen: list[Executable]) -> None:
     """The function, with groups, gates and a state, as on the CPU."""
     generator = torch.Generator().manual_seed(0)

@@ -120,6 +120,7 @@ def test_fake_results_are_like_the_real_ones(
         check_fake_results(recorder.calls)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(14)
 @pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning")
 @pytest.mark.parametrize("options", ["", "reverse", "exclusive", "packed", "packed, reverse"])
@@ -193,6 +194,7 @@ def compiled(function: Callable[..., Any], dynamic: bool) -> tuple[Callable[...,
     return torch.compile(function, fullgraph=True, backend=counter, dynamic=dynamic), counter
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(9)
 @pytest.mark.parametrize("name", ["attention", "gated", "two decays"])
 def test_compiled_scans(name: str, engine: VectorEngine, seen: list[Executable]) -> None:
@@ -311,6 +313,7 @@ TRANSFORMS: dict[str, tuple[Transform, list[type]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(20)
 @pytest.mark.parametrize("packs", [False, True])
 @pytest.mark.parametrize("name", TRANSFORMS)
