@@ -54,9 +54,7 @@ def sequences(channels: int = 3) -> torch.Tensor:
 GIVEN: dict[str, Any] = {
     "docs/operators.md": {
         "torch": torch,
-        "assocscan": assocscan,
         "monoid": assocscan.monoid,
-        "ops": assocscan.ops,
         "x": sequences(),
         "rewards": sequences(),
         "starts": sequences() > 0.5,
@@ -97,6 +95,7 @@ GIVEN: dict[str, Any] = {
     "docs/how/numbers.md": {},
     "docs/how/program.md": {},
     "docs/index.md": {},
+    "docs/layers.md": {},
     "docs/nonlinear.md": {},
     "docs/packed_training.md": {},
     "docs/selective_scan.md": {},

@@ -141,8 +141,9 @@ def linear_recurrence(
         a[t] and the state before are, be they NaN. It has the dimensions of b up to the axis,
         [B, L] for b [B, L, D], or else it broadcasts to the shape of b. init enters the first step
         unless that is marked. Not together with offsets.
-    offsets: [S + 1] boundaries of S sequences packed along the axis; init and the last state then
-        have a leading S.
+    offsets: [S + 1] boundaries of S sequences packed along the axis. The last state then has a
+        leading S, and so has init, unless all sequences begin alike: for b [B, L, D] an init of
+        [B, D] is that of all, also where S is B.
 
     >>> reset = torch.tensor([False, False, True, False])
     >>> assocscan.linear_recurrence(0.5, b, axis=0, reset=reset)

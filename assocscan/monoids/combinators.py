@@ -50,6 +50,9 @@ __all__ = ["product", "reversed_order", "segmented", "with_lift", "with_lower"]
 def segmented(op: Monoid | str) -> Monoid:
     """`op` on pairs (xs, reset): where reset[t] is true, the scan starts anew with x[t].
 
+    reset has as many dimensions as xs, and broadcasts to it: a mask of [B, L] for x [B, L, D] is
+    passed as mask[..., None].
+
         y[t] = x[s] ∘ … ∘ x[t],  s the last step ≤ t with reset[s], or 0
 
     >>> import torch

@@ -46,6 +46,9 @@ class BlockLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_features))
         nn.init.normal_(self.weight, std=1 / math.sqrt(size))
 
+    def extra_repr(self) -> str:
+        return f"{self.heads * self.weight.shape[1]}, {self.bias.shape[0]}, heads={self.heads}"
+
     def forward(self, x: Tensor) -> Tensor:
         """Apply the map to the last dimension of x."""
         features = self.heads * self.weight.shape[1]

@@ -45,6 +45,9 @@ class CausalConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels)) if flag("bias", bias) else None
         nn.init.normal_(self.weight, std=1 / math.sqrt(width))
 
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, width={self.weight.shape[1]}, bias={self.bias is not None}"
+
     def forward(
         self,
         x: Tensor,

@@ -77,6 +77,9 @@ class LRU(nn.Module):
         self.C = nn.Parameter(torch.randn(features, 2 * states) / math.sqrt(states))
         self.D = nn.Parameter(torch.randn(features))
 
+    def extra_repr(self) -> str:
+        return f"{self.D.shape[0]}, states={self.nu.shape[0]}"
+
     def forward(
         self,
         x: Tensor,

@@ -88,6 +88,9 @@ class MatrixLRU(nn.Module):
         self.value = nn.Linear(features, heads * size, bias=False)
         self.output = nn.Linear(heads * size, features)
 
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, size={self.size}"
+
     def forward(
         self,
         x: Tensor,

@@ -91,6 +91,9 @@ class S5(nn.Module):
         self.C = nn.Parameter(_real(torch.view_as_real(C.conj() / math.sqrt(states)).flatten(1)))
         self.D = nn.Parameter(torch.randn(features))
 
+    def extra_repr(self) -> str:
+        return f"{self.D.shape[0]}, states={2 * self.decay.shape[0]}"
+
     def forward(
         self,
         x: Tensor,

@@ -165,7 +165,7 @@ def trace(
     if any(map(_is_wrapped, captured(fn))):
         raise UntraceableError(
             f"operator {name!r} uses a captured tensor that torch.func or forward mode transforms; "
-            "pass it as a leaf of xs (it may be expanded with stride 0)"
+            "pass it as a leaf of xs (k.expand(x.shape) copies nothing)"
         )
     with _LOCK, isolated(), torch.no_grad():
         before = _draws()
@@ -310,7 +310,7 @@ def _explain(call: _Call, error: Exception) -> Exception:
     if "convert all Tensors to FakeTensors" in str(error):
         return UntraceableError(
             f"operator {name!r} uses a captured tensor{user_line(error)}; pass it as a leaf of xs "
-            "(it may be expanded with stride 0), or use a Python number"
+            "(k.expand(x.shape) copies nothing), or use a Python number"
         )
     eager_only = type(error).__module__.startswith(FAKE_TENSORS)
     kind = UntraceableError if eager_only else TraceError

@@ -174,7 +174,7 @@ def prose(block: list[str]) -> list[str]:
 
 def operators() -> str:
     """The page of all operators of `assocscan.ops`, file by file."""
-    lines = [OF_OPERATORS]
+    lines = [OF_OPERATORS, *overview(), ""]
     for module, names in families().items():
         said = importlib.import_module(f"assocscan.ops.{module}").__doc__ or ""
         lines += [f"## {', '.join(names)}", "", *markdown(inspect.cleandoc(said))]
@@ -195,6 +195,17 @@ to one element. [Operators](../operators.md) says how to combine them, and how f
 """
 
 
+def overview() -> list[str]:
+    """A table of all operators: the first lines of their docstrings."""
+    lines = ["| operator | what it gives |", "|---|---|"]
+    for name in sorted(name for names in families().values() for name in names):
+        made = found_at(f"assocscan.ops.{name}")
+        doc = inspect.getdoc(getattr(made, "combine", made)) or ""
+        first = doc.partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+        lines.append(f"| [`{name}`](#ops{name.lower()}) | {first} |")
+    return lines
+
+
 def pages() -> dict[Path, str]:
     """The pages that this file writes, with their texts."""
     found = {p: written(p.read_text(encoding="utf-8")) for p in sorted(FOLDER.glob("*.md"))}
@@ -203,6 +214,7 @@ def pages() -> dict[Path, str]:
 
 def read_source(app: Any, name: str, source: list[str]) -> None:
     source[0] = as_directives(source[0]).replace(FOR_FILES, "")
+    source[0] = source[0].replace("(reference/operators.md)", "(reference/ops.rst)")
 
 
 def setup(app: Any) -> dict[str, bool]:

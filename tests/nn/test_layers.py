@@ -672,3 +672,13 @@ def test_complex_layers_of_16_bits(make: Any, dtype: torch.dtype) -> None:
     step, after = layer.step(x[:, 0])
     torch.testing.assert_close(step, y[:, 0], rtol=tolerance, atol=tolerance)
     assert after.dtype == torch.complex64
+
+
+def test_printed_layers_say_their_sizes() -> None:
+    printed = {
+        "LRU(6, states=4)": LRU(6, 4),
+        "S5(6, states=4)": S5(6, 4),
+        "BlockLinear(6, 4, heads=2)": BlockLinear(6, 4, 2),
+        "CausalConv(3, width=4, bias=False)": CausalConv(3, bias=False),
+    }
+    assert [str(layer) for layer in printed.values()] == [*printed]
