@@ -7,9 +7,10 @@ something else, and the scan has to be an operation that whoever looks can see (
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.autograd import forward_ad
@@ -29,6 +30,9 @@ from .torch_private import (
     peek_interpreter_stack,
     unwrapped,
 )
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def needs_dispatcher() -> bool:
@@ -133,6 +137,27 @@ def without_autocast(device_type: str) -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_enabled(device_type, enabled)
+
+
+def in_own_dtype(function: Callable[P, R]) -> Callable[P, R]:
+    """A function whose products are those of its arguments' dtype, under autocast, too, which
+    would round them to 16 bits."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        device_type = next(
+            (t.device.type for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)), "cpu"
+        )
+        available = torch.amp.is_autocast_available(device_type)
+        if not (available and torch.is_autocast_enabled(device_type)):
+            return function(*args, **kwargs)
+        if torch.compiler.is_dynamo_compiling():
+            with torch.autocast(device_type, enabled=False):
+                return function(*args, **kwargs)
+        with without_autocast(device_type):
+            return function(*args, **kwargs)
+
+    return call
 
 
 def is_differentiable(t: torch.Tensor) -> bool:

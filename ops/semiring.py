@@ -33,7 +33,7 @@ def log_sum(x: Tensor, dim: int) -> Tensor:
     log = torch.log(torch.where(none, 1.0, total)) + high.squeeze(dim)
     # A sum, where a choice between log and −∞ would do: compilers follow a constant through later
     # comparisons by branches, which no vector instructions have.
-    return log + torch.where(none, -math.inf, 0.0)
+    return log + torch.where(none, -math.inf, torch.zeros_like(log))
 
 
 def _sums(left: Tensor, right: Tensor) -> Tensor:

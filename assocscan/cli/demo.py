@@ -98,6 +98,7 @@ SCANS: dict[str, tuple[Scan, Callable[[list[float]], Iterable[float]]]] = {
 
 def compile_kernels() -> None:
     """Run each scan once, two at a time: a compiler uses one core."""
+    print("compiling kernels: at the first run about half a minute …", flush=True)
     x = nile()[1]
     smoothing = torch.tensor(SMOOTHING, dtype=x.dtype, requires_grad=True)
     layer = gated_layer(x.dtype)

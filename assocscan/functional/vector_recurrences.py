@@ -17,6 +17,7 @@ from ..monoids.combinators import with_lower
 from ..monoids.leaf_checks import check_axis, check_tensor, in_front
 from ..program.matrix_operator import SIZES
 from ..runtime.backends import why_not_here
+from ..torch_state import in_own_dtype
 from .argument_errors import check_devices, named_reduce, named_scan
 from .operands import carry_dtype, checked_offsets, expanded
 from .recurrence import ONLY, ReturnFinal
@@ -188,6 +189,7 @@ def is_walkable(
     return is_chosen and not torch.compiler.is_compiling()
 
 
+@in_own_dtype
 def walk(
     A: Tensor, b: Tensor, init: Tensor | None, axis: int, reverse: bool, is_last: bool
 ) -> tuple[Tensor, Tensor]:

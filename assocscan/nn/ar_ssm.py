@@ -18,6 +18,7 @@ from ..functional.packing.padding import from_padded, to_padded
 from ..monoids.call_errors import checked_methods
 from ..monoids.monoid import Monoid
 from ..runtime import backends as engines
+from ..torch_private import without_transforms
 from .causal_conv import CausalConv
 from .states import (
     checked_sequences,
@@ -284,11 +285,12 @@ def fused_engine(
     packed: bool,
 ) -> str:
     """The engine that `associative_scan` plans for the fused sum of this shape."""
-    example = torch.empty(shape, dtype=dtype, device=device)
     op = _COMPENSATED if compensated else _CONTEXT
-    offsets = torch.tensor([0, shape[1]]) if packed else None
-    xs = (example, example, example)
-    plan = explain(op, xs, 1, reverse, return_final=True, offsets=offsets)
+    with without_transforms():  # in which a new tensor has no memory
+        example = torch.empty(shape, dtype=dtype, device=device)
+        offsets = torch.tensor([0, shape[1]]) if packed else None
+        xs = (example, example, example)
+        plan = explain(op, xs, 1, reverse, return_final=True, offsets=offsets)
     return plan.engine.partition(" ")[0]
 
 

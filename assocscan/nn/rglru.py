@@ -33,9 +33,9 @@ def bounded_sqrt(x: Tensor) -> Tensor:
 
     For x < 1 / (4 MAX_SLOPE²) = 2.5e-7 the derivative is MAX_SLOPE; the value is √x everywhere.
     """
-    root = torch.sqrt(x.detach())
-    slope = 0.5 / torch.clamp(root, min=0.5 / MAX_SLOPE)
-    return root + (x - x.detach()) * slope
+    near = x < 0.25 / MAX_SLOPE**2
+    root = torch.sqrt(torch.where(near, x.detach(), x))
+    return root + torch.where(near, (x - x.detach()) * MAX_SLOPE, 0.0)
 
 
 def lift(x: Tensor, recurrence: Tensor, gate: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:

@@ -190,3 +190,14 @@ def test_against_hmmlearn() -> None:
     best = viterbi(initial, transition, emission)
     assert best.path.tolist() == path.tolist()
     assert math.isclose(weight, float(best.log_probability))
+
+
+def test_where_floats_are_float64_by_default() -> None:
+    initial, transition, likelihood = torch.rand(2).log(), torch.rand(2, 2).log(), torch.randn(9, 2)
+    want = hmm_filter(initial, transition, likelihood, backend="eager")
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = hmm_filter(initial, transition, likelihood, backend="eager")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found[0], want[0]) and torch.equal(found[1], want[1])

@@ -273,3 +273,57 @@ def test_wrong_inputs() -> None:
         kalman_filter(y, *model, observed=torch.ones(12).long())
     with pytest.raises(ScanValueError, match=r"observed has shape \[5\], expected \[12\]"):
         kalman_filter(y, *model, observed=torch.ones(5) > 0)
+
+
+UNREAD = {"inf": math.inf, "huge": 1e25, "nan": math.nan}
+
+
+@pytest.mark.parametrize("what", UNREAD)
+@pytest.mark.parametrize("square_root", [False, True])
+def test_no_step_reaches_earlier_ones_or_other_sequences(what: str, square_root: bool) -> None:
+    """F and Q of the first steps of sequences are not read; a later one spoils what comes behind
+    it in its own sequence."""
+    T, offsets = 12, torch.tensor([0, 5, 6, 12])
+    given = case(T, n=3, varying=True)
+    y, F, H, Q, *rest = given.y, *given.model
+    want = [
+        kalman_loops.filter_loop(y[a:b], Model(F[a:b], H, Q[a:b], *rest))
+        for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+    ]
+    for k in (0, 5, 6):
+        F[k], Q[k] = UNREAD[what], UNREAD[what]
+    options: Any = {"offsets": offsets, "backend": "eager", "square_root": square_root}
+    found = kalman_filter(y, F, H, Q, *rest, **options)
+    torch.testing.assert_close(found.mean, torch.cat([w[0] for w in want]))
+    torch.testing.assert_close(found.log_likelihood, torch.stack([w[2] for w in want]))
+    if square_root and what != "huge":
+        return  # eigh refuses them in steps that count
+    Q[9] = UNREAD[what]
+    found = kalman_filter(y, F, H, Q, *rest, **options)
+    torch.testing.assert_close(found.mean[:9], torch.cat([w[0] for w in want])[:9])
+    torch.testing.assert_close(found.log_likelihood[:2], torch.stack([w[2] for w in want])[:2])
+
+
+def test_a_large_step_costs_the_others_no_digits() -> None:
+    """float32: noise of 10^12 in one step, beside the loop without it."""
+    F, H = torch.tensor([[1.0, 1.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0]])
+    Q = (0.01 * torch.eye(2)).expand(400, 2, 2).clone()
+    y = torch.randn(400, 1, generator=torch.Generator().manual_seed(1)).cumsum(0)
+    rest = torch.eye(1), torch.zeros(2), torch.eye(2)
+    Q[300] *= 1e14
+    offsets = torch.tensor([0, 200, 400])
+    found = kalman_filter(y, F, H, Q, *rest, offsets=offsets, backend="eager").mean
+    for a, b in ((0, 200), (200, 300)):
+        part = Model(*(t.double() for t in (F, H, Q[a:b], *rest)))
+        want = kalman_loops.filter_loop(y[a:b].double(), part)[0]
+        assert (found[a:b] - want).abs().max() < 1e-6 * want.abs().max()
+
+
+def test_under_autocast() -> None:
+    y, model, *inputs = case(varying=True)
+    given = Driven(y.float(), Model(*(t.float() for t in model)), *(t.float() for t in inputs))
+    want = both(given, backend="eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        found = both(given, backend="eager")
+    for f, w in zip(found, want, strict=True):
+        assert f.dtype == torch.float32 and torch.equal(f, w)

@@ -128,3 +128,11 @@ def test_gradients_on_a_gpu(d: int) -> None:
 
     for found, want in zip(gradients("cuda"), gradients("cpu"), strict=True):
         torch.testing.assert_close(found.cpu(), want)
+
+
+def test_the_walk_under_autocast() -> None:
+    torch.manual_seed(0)
+    A, b = torch.linalg.qr(torch.randn(20, 20))[0], torch.randn(1, 50, 20)
+    want = matrix_recurrence(A, b)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(matrix_recurrence(A, b), want)

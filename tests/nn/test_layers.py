@@ -682,3 +682,32 @@ def test_printed_layers_say_their_sizes() -> None:
         "CausalConv(3, width=4, bias=False)": CausalConv(3, bias=False),
     }
     assert [str(layer) for layer in printed.values()] == [*printed]
+
+
+@pytest.mark.parametrize("decay", [1.0, 1e-6])
+def test_second_derivatives_of_rglru(decay: float) -> None:
+    """Those of the formula, where the root's derivative is not bounded."""
+    torch.manual_seed(0)
+    x, r, i = (torch.randn(2, 4, 3, dtype=F64, requires_grad=True) for _ in range(3))
+    d = torch.full((3,), decay, dtype=F64, requires_grad=True)
+
+    def loop(x: Tensor, r: Tensor, i: Tensor, d: Tensor) -> Tensor:
+        log_a = -d * r.sigmoid()
+        scale = torch.sqrt(-torch.expm1(2 * log_a))
+        return scan_loop(log_a.exp(), scale * i.sigmoid() * x)
+
+    def second(function: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        leaves = x, r, i, d
+        first = torch.autograd.grad(function(*leaves).sin().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum((g * g).sum() for g in first), leaves)
+
+    torch.testing.assert_close(second(lambda *t: rglru(*t)[0]), second(loop))
+
+
+def test_ar_ssm_in_a_transform_that_comes_first() -> None:
+    """The engine is asked for once for each shape, with tensors that have memory."""
+    layer, x = AdaptiveRankSemiseparable(4, 3), torch.randn(2, 17, 4)
+    found = torch.func.grad(lambda x: layer(x)[0].sum())(x)
+    again = x.clone().requires_grad_()
+    (want,) = torch.autograd.grad(layer(again)[0].sum(), again)
+    torch.testing.assert_close(found, want)

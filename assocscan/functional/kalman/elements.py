@@ -168,17 +168,26 @@ def nearby(
         own = covariance.shape[-2 - batch_dims : -2]  # without the dimension of packed sequences
         steps = *torch.broadcast_shapes(leading[:-1], own), length
     axis = len(steps) - 1
-    # The noise that n steps bring: to which that of R is compared, and what a Σ that stays the same
-    # starts from.
-    move, noise = (t if t.dim() == 2 else t.nanmean(-3) for t in (F, Q))
-    brought = noise
-    for _ in range(n - 1):
-        brought = noise + move @ brought @ move.mT
-    seen = H @ brought.unsqueeze(-3) @ H.mT
-    R = torch.add(R, seen, alpha=torch.finfo(R.dtype).eps ** 0.5)
-    F, H, Q, R = (t.expand(*steps, *t.shape[-2:]) for t in (F, H, Q, R))
     sequences = None if constant else offsets
     first = edge_mask(steps, axis, False, sequences, F.device).expand(steps)
+    # The noise that the last n steps brought: to which that of R is compared, and what a Σ that
+    # stays the same starts from. Of each step its own, so that an infinite or large one reaches
+    # neither earlier steps nor other sequences.
+    if constant:
+        move, noise = (t.squeeze(-3) if t.dim() > 2 else t for t in (F, Q))
+        brought = noise
+        for _ in range(n - 1):
+            brought = noise + move @ brought @ move.mT
+        around = brought.unsqueeze(-3)
+    else:
+        start = first[..., None, None]
+        move, noise = (torch.where(start, 0.0, t) for t in (F, Q))  # of the first step not read
+        around = noise
+        for _ in range(n - 1):
+            earlier = previous_state(around, None, axis, False, sequences)
+            around = torch.where(start, 0.0, noise + move @ earlier @ move.mT)
+    R = torch.add(R, H @ around @ H.mT, alpha=torch.finfo(R.dtype).eps ** 0.5)
+    F, H, Q, R = (t.expand(*steps, *t.shape[-2:]) for t in (F, H, Q, R))
     zero = F.new_zeros(())
     vector, matrix, zeros = zero.expand(n), zero.expand(n, n), zero.expand(F.shape)
     y = zero.expand(*steps, H.shape[-2])

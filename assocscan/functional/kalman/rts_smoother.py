@@ -10,6 +10,7 @@ from torch import Tensor
 from ... import ops
 from ...api.tensor_subclasses import overridable, takes_parts
 from ...engines.base.shifted_leaves import edge_mask
+from ...torch_state import in_own_dtype
 from ..argument_errors import check_floats, named_scan
 from ..operands import checked_offsets, expanded_elements
 from .elements import apply
@@ -27,6 +28,7 @@ class SmootherResult(NamedTuple):
 
 
 @overridable
+@in_own_dtype
 def rts_smoother(
     mean: Tensor,
     covariance: Tensor,

@@ -39,7 +39,7 @@ def about_roots(
     start = first[..., None, None]
     # A step to which nothing leads is one from any state by the noise of the first covariance.
     prior = previous_state(torch.zeros_like(F), root(covariance), axis, False, offsets)
-    noise = torch.where(start, prior, root(Q))
+    noise = torch.where(start, prior, root(torch.where(start, 0.0, Q)))
     F = torch.where(start, 0.0, F)
     _, H, R = observed(torch.zeros_like(seen, dtype=F.dtype), H, R, seen)
     steps = elements(F, H, noise, root(R))
