@@ -148,10 +148,9 @@ def in_own_dtype(function: Callable[P, R]) -> Callable[P, R]:
         device_type = next(
             (t.device.type for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)), "cpu"
         )
-        available = torch.amp.is_autocast_available(device_type)
-        if not (available and torch.is_autocast_enabled(device_type)):
+        if device_type == "meta" or not torch.is_autocast_enabled(device_type):
             return function(*args, **kwargs)
-        if torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_compiling():  # a graph has to say it, also one of torch.export
             with torch.autocast(device_type, enabled=False):
                 return function(*args, **kwargs)
         with without_autocast(device_type):

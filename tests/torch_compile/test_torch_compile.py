@@ -610,3 +610,22 @@ def test_aot_inductor(tmp_path: Path) -> None:
     )
     compiled = torch._inductor.aoti_load_package(package)
     torch.testing.assert_close(compiled(x), model(x))
+
+
+class FilterUnderAutocast(nn.Module):
+    def forward(self, y: Tensor) -> Tensor:
+        one = torch.eye(2)
+        model = 0.9 * one, one[:1], one, one[:1, :1], one[0], one
+        with torch.autocast("cpu", torch.bfloat16):
+            return assocscan.kalman_filter(y, *model, backend="eager").mean
+
+
+def test_products_are_not_rounded_under_autocast() -> None:
+    y = draw(6, 1).float()
+    want = FilterUnderAutocast()(y)
+    assert torch.equal(
+        torch.compile(FilterUnderAutocast(), fullgraph=True, backend="eager")(y), want
+    )
+    for strict in (True, False):
+        exported = torch.export.export(FilterUnderAutocast(), (y,), strict=strict).module()
+        torch.testing.assert_close(exported(y), want)
