@@ -142,6 +142,7 @@ def test_totals(on: str, kernel: str, name: str) -> None:
                 assert torch.equal(x.cpu(), e)
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(7)
 @pytest.mark.parametrize("kernel", CHOICES)
 @pytest.mark.parametrize("on", MACHINES)

@@ -397,7 +397,7 @@ def test_reductions_of_several_tiles(choice: Choice) -> None:
 ROUNDED = RowsTile(32, 16, 3, 64, 2, 2, late=1)  # tiles of 512 steps
 
 
-@pytest.mark.slow(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("mode", ROWS)
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32], ids=str)

@@ -65,7 +65,7 @@ def test_whole_numbers(device: str) -> None:
     assert ran == ["TOTALS", "RESULTS"]
 
 
-@pytest.mark.slow(2)
+@pytest.mark.slow
 @each_device
 @pytest.mark.parametrize("inner", [1, 33])
 def test_windows_do_not_read_others(inner: int, device: str) -> None:

@@ -84,6 +84,7 @@ def check_errors_of_one_rank(world: Rank) -> None:
     assert scan("sum", torch.ones(1), group=world.group).item() == world.rank + 1
 
 
+@pytest.mark.slow
 def test_an_error_of_one_rank_is_raised_by_all(world: World) -> None:
     world.run(check_errors_of_one_rank, 3)
 

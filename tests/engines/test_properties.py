@@ -96,7 +96,7 @@ def test_leaves_broadcast(
     assert_scan_close(engine.scan(op, engine.put(tuple(xs)), **arguments), oracle, problem.length)
 
 
-@pytest.mark.slow(2)
+@pytest.mark.slow
 @engines
 @settings(max_examples=40)
 @given(problem=problems(EXACT), flags=flags, data=st.data())

@@ -247,6 +247,7 @@ def test_derivatives(order: int, dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.slow
 def test_gradient_of_a_narrow_filter() -> None:
     """Beside the same sums over scipy's filters, in float64."""
     b, a = (torch.tensor(t, requires_grad=True) for t in signal.butter(4, 0.002))

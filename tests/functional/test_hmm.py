@@ -113,7 +113,7 @@ def test_posteriors_of_a_long_series_in_float32(K: int, backend: str) -> None:
     assert posteriors < 1e-6 and evidence < 1e-6
 
 
-@pytest.mark.slow(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
 def test_gradients_in_float32(backend: str) -> None:
     """Those of the evidence, and of posteriors late in the series, beside float64."""

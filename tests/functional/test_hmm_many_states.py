@@ -165,7 +165,7 @@ def test_hard_models(transition: str, likelihood: str, way: str) -> None:
             check([draw(states).log_softmax(-1), moves, seen])
 
 
-@pytest.mark.slow(8)
+@pytest.mark.slow
 @pytest.mark.parametrize("states", [K, 32])
 @pytest.mark.parametrize(
     "transition,likelihood,is_right",
@@ -506,7 +506,7 @@ def test_torch_func(function: Any) -> None:
         torch.testing.assert_close(tuple(g[k] for g in found), one)
 
 
-@pytest.mark.slow(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [hmm_filter, hmm_smoother, viterbi])
 def test_compiled(function: Any) -> None:
     given = model(K, 9)

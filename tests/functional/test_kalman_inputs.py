@@ -130,6 +130,7 @@ def gradients(run: Any, given: Driven, *rest: Any, **options: Any) -> list[Tenso
     return [*torch.autograd.grad(mixed, leaves)]
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(7)
 @both_here
 @pytest.mark.parametrize("varying", [False, True])

@@ -248,6 +248,7 @@ def test_packed_sequences(name: str, backend: str) -> None:
         torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["AR(2)", "of steps", "regression"])
 def test_batches_with_their_own_starts(name: str) -> None:
     """Of one series and one model, with several covariances; called twice."""

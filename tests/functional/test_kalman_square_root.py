@@ -112,6 +112,7 @@ def test_packed_batches_with_inputs(backend: str) -> None:
     torch.testing.assert_close(tuple(found), tuple(want))
 
 
+@pytest.mark.slow
 @both_here
 def test_gradients(backend: str) -> None:
     """Beside the loop, of first and repeated calls."""

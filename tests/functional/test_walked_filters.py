@@ -111,6 +111,7 @@ def test_one_filter_per_channel() -> None:
         torch.testing.assert_close(y[..., channel], torch.as_tensor(expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", LARGE)
 def test_derivatives(order: int) -> None:
     b, a = coefficients(order)

@@ -416,6 +416,7 @@ def test_special_values_stay_in_their_windows(name: str, backend: str) -> None:
                 assert not expected[far.all(-1)].isnan().any() and far.all(-1)[0].any()
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(8)
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
 @pytest.mark.parametrize("name", ["logaddexp", "affine", "matmul", "welford", "decibels", "raw"])

@@ -303,6 +303,7 @@ def test_collections_without_end() -> None:
         torch.testing.assert_close(associative_scan(op, X), loop(X, many["k0"]))
 
 
+@pytest.mark.slow
 def test_backward_where_a_global_was_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator that only the eager engine runs."""
     monkeypatch.setitem(globals(), "factor", None)

@@ -313,6 +313,7 @@ def raw_programs(draw: st.DrawFn) -> Program:
     return Program(INPUTS, tuple(instructions), tuple(outputs))
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(raw=raw_programs(), values=lanes)
 def test_simplified_programs_compute_the_same(raw: Program, values: tuple[list, ...]) -> None:

@@ -562,6 +562,7 @@ def gradients(model: Callable[..., Any], layer: nn.Module, x: Tensor) -> list[Te
     return [loss, *torch.autograd.grad(loss, list(layer.parameters()))]
 
 
+@pytest.mark.slow
 def test_inductor(graphs: Graphs) -> None:
     """The default backend, and the layout of what it passes on."""
     model = layer()
@@ -621,7 +622,7 @@ class FilterUnderAutocast(nn.Module):
 
 
 def test_products_are_not_rounded_under_autocast() -> None:
-    y = draw(6, 1).float()
+    y = draw(6, 1).detach().float()
     want = FilterUnderAutocast()(y)
     assert torch.equal(
         torch.compile(FilterUnderAutocast(), fullgraph=True, backend="eager")(y), want

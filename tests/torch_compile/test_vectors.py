@@ -68,6 +68,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(12)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("options", OPTIONS)

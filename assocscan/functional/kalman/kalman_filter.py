@@ -18,6 +18,7 @@ from ...api.argument_names import flag
 from ...api.tensor_subclasses import overridable, takes_parts
 from ...engines.base.shifted_leaves import carry_shape, edge_mask, previous_state
 from ...errors import ScanTypeError, ScanValueError
+from ...monoids.call_errors import checked_call
 from ...torch_state import in_own_dtype
 from ..argument_errors import check_floats, check_mask, named_reduce, named_scan
 from ..operands import checked_offsets, expanded_elements
@@ -49,6 +50,7 @@ class KalmanResult(NamedTuple):
 
 @overridable
 @in_own_dtype
+@checked_call
 def kalman_filter(
     y: Tensor,
     F: Tensor,

@@ -10,6 +10,7 @@ from torch import Tensor
 from ... import ops
 from ...api.tensor_subclasses import overridable, takes_parts
 from ...engines.base.shifted_leaves import edge_mask
+from ...monoids.call_errors import checked_call
 from ...torch_state import in_own_dtype
 from ..argument_errors import check_floats, named_scan
 from ..operands import checked_offsets, expanded_elements
@@ -29,6 +30,7 @@ class SmootherResult(NamedTuple):
 
 @overridable
 @in_own_dtype
+@checked_call
 def rts_smoother(
     mean: Tensor,
     covariance: Tensor,

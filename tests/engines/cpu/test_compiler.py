@@ -44,6 +44,7 @@ wait(fork(lambda: check("/nonexistent"), {"CXX": "/nonexistent"}))
     assert not cache.exists() or libraries(cache) == []
 
 
+@pytest.mark.slow
 def test_a_failing_compiler(run: Run, cache: Path, failing: Path) -> None:
     script = """
 assert [scan(), scan()] == [SUM, SUM]
@@ -81,6 +82,7 @@ assert scan() == SUM
     run(script, **({"CXX": text} if what == "compiler" else {}))
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_cache_folder_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
     """One warning for all kernels, which go to a folder that no one else can write to."""

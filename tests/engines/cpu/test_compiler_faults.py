@@ -69,6 +69,7 @@ assert "build-" not in said, "the name of a temporary folder makes every message
     assert libraries(cache) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", VERSIONS)
 def test_a_compiler_that_does_not_tell_its_version(
     run: Run, cache: Path, tmp_path: Path, fault: str
