@@ -78,6 +78,26 @@ def tutorials_in_gallery(app: Any, page: str, source: list[str]) -> None:
     source[0] = re.sub(r"\(((?:\.\./)*)tutorials\)", r"(\1gallery/index.rst)", pages)
 
 
+LIGHT = re.compile(r"^!\[(.*?)\]\((\S+?)\.svg\)$", re.MULTILINE)
+
+
+def pictures_for_dark_pages(app: Any, page: str, source: list[str]) -> None:
+    """A picture NAME.svg beside which there is NAME_dark.svg: that one on dark pages."""
+    folder = (HERE / page).parent
+
+    def both(found: re.Match[str]) -> str:
+        words, name = found.groups()
+        if not (folder / f"{name}_dark.svg").exists():
+            return found[0]
+        directives = (
+            f"```{{image}} {name}{suffix}.svg\n:alt: {words}\n:class: only-{shade}\n```"
+            for suffix, shade in (("", "light"), ("_dark", "dark"))
+        )
+        return "\n\n".join(directives)
+
+    source[0] = LIGHT.sub(both, source[0])
+
+
 def in_frames(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
     """Each picture in an element that can scroll; not the small ones of the list of tutorials."""
     if page != "gallery/index" and "body" in context:
@@ -89,3 +109,4 @@ def setup(app: Any) -> None:
     app.connect("autodoc-process-signature", without_unknown)
     app.connect("html-page-context", in_frames)
     app.connect("source-read", tutorials_in_gallery)
+    app.connect("source-read", pictures_for_dark_pages)

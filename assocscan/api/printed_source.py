@@ -186,9 +186,10 @@ def example_leaf(value: Any, ndim: int, path: str) -> torch.Tensor:
             f"{leaf} a tensor of shape {list(value.shape)}, but element_ndim is {ndim} there"
         )
     if ndim:
-        told = {1: "the length of the vector", 2: "the sizes of the matrix"}
-        untold = told.get(ndim, "the sizes of the tensor")
-        raise ScanTypeError(f"{leaf} {shown(value)}, which does not tell {untold}")
+        missing = {1: "the length of the vector", 2: "the sizes of the matrix"}.get(
+            ndim, "the sizes of the tensor"
+        )
+        raise ScanTypeError(f"{leaf} {shown(value)}, which does not tell {missing}")
     if isinstance(value, bool):
         return torch.ones((), dtype=torch.bool)
     if isinstance(value, int):

@@ -56,8 +56,8 @@ def agreed(
         bound = bind()
         facts, length = describe(bound)
     except AssocScanError as error:
-        told = {"error": type(error).__name__, "message": str(error)}
-        exchange(ranks, group, told, 0, False)
+        failure = {"error": type(error).__name__, "message": str(error)}
+        exchange(ranks, group, failure, 0, False)
         raise
     return bound, exchange(ranks, group, facts, length, True)
 
@@ -78,29 +78,29 @@ def exchange(
     received = all_gather_bytes(header, ranks.size, ranks.name).view(torch.int64)
     rows = received.view(ranks.size, WORDS).tolist()
     if any(row[0] != 1 or row[2:] != rows[0][2:] for row in rows):
-        told: list[Any] = [None] * ranks.size
-        dist.all_gather_object(told, facts, group)
-        refuse(told, ranks)
+        gathered: list[Any] = [None] * ranks.size
+        dist.all_gather_object(gathered, facts, group)
+        refuse(gathered, ranks)
     return [row[1] for row in rows]
 
 
-def refuse(told: Sequence[Facts], ranks: Ranks) -> None:
+def refuse(gathered: Sequence[Facts], ranks: Ranks) -> None:
     """Raise the error of the first rank that has one, or ScanValueError for the first fact in which
     the ranks disagree. A rank with an error of its own raises that one instead."""
-    if "error" in told[ranks.rank]:
+    if "error" in gathered[ranks.rank]:
         return
-    for rank, facts in enumerate(told):
+    for rank, facts in enumerate(gathered):
         if "error" in facts:
             raise getattr(errors, facts["error"])(f"rank {rank}: {facts['message']}")
-    names = dict.fromkeys(name for facts in told for name in facts)
-    different = [name for name in names if len({facts.get(name) for facts in told}) > 1]
-    raise ScanValueError("; ".join(disagreement(told, name) for name in different[:3]))
+    names = dict.fromkeys(name for facts in gathered for name in facts)
+    different = [name for name in names if len({facts.get(name) for facts in gathered}) > 1]
+    raise ScanValueError("; ".join(disagreement(gathered, name) for name in different[:3]))
 
 
-def disagreement(told: Sequence[Facts], name: str) -> str:
+def disagreement(gathered: Sequence[Facts], name: str) -> str:
     """`the ranks disagree on the dtype of xs[0]: float32 on rank 0, float64 on ranks 1 and 2`."""
     holders: dict[str, list[int]] = {}
-    for rank, facts in enumerate(told):
+    for rank, facts in enumerate(gathered):
         holders.setdefault(facts.get(name, "absent"), []).append(rank)
     seen = ", ".join(f"{value} on {listed(where)}" for value, where in holders.items())
     return f"the ranks disagree on {name}: {seen}"

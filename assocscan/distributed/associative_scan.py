@@ -113,7 +113,7 @@ def scan(
 ) -> Any:
     """What `associative_scan` returns.
 
-    operands: makes op, xs and init; an error that it raises is told to the other ranks.
+    operands: makes op, xs and init; an error that it raises is sent to the other ranks.
     like: tensors on the device of xs. flags: axis, reverse, inclusive, return_final.
     function: the public function that was called. names: what it calls the leaves.
     """

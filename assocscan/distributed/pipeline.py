@@ -59,14 +59,14 @@ def pipeline(
 
     def facts(_: Any) -> tuple[Facts, int]:
         grad = torch.is_grad_enabled()
-        told = {"the function": name, "reverse": str(reverse)}
+        facts = {"the function": name, "reverse": str(reverse)}
         for k, t in enumerate((*inputs, *state)):
             what = f"input {k}" if k < len(inputs) else f"part {k - len(inputs)} of the state"
             shape = [*t.shape] if k else [t.shape[0], "any", *t.shape[2:]]
-            told[f"the dtype of {what}"] = str(t.dtype).removeprefix("torch.")
-            told[f"the shape of {what}"] = str(shape)
-            told[f"whether {what} requires a gradient"] = str(grad and t.requires_grad)
-        return told, inputs[0].shape[1]
+            facts[f"the dtype of {what}"] = str(t.dtype).removeprefix("torch.")
+            facts[f"the shape of {what}"] = str(shape)
+            facts[f"whether {what} requires a gradient"] = str(grad and t.requires_grad)
+        return facts, inputs[0].shape[1]
 
     agreed(lambda: None, facts, found, inputs[0].device, check)
     ranks = ranks_of(found)

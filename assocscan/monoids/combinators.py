@@ -161,7 +161,7 @@ def with_lower(op: Monoid | str, fn: Callable[..., Any] | None) -> Monoid:
     >>> associative_scan(deviation, torch.tensor([2.0, 4.0, 6.0]))
     tensor([0.0000, 1.0000, 1.6330])
 
-    Whether `fn` is also given the inputs is told by how many positional parameters it requires, as
+    Whether `fn` is also given the inputs depends on how many positional parameters it requires, as
     for a lower. None takes away what lower there is: the outputs are then the states.
 
     Raises TypeError where `op` is no monoid or `fn` cannot be called, and ValueError for a name

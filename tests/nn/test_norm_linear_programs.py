@@ -32,7 +32,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The runner is there, and knows no call of the layer."""
     runner.load()
     assert runner.module is not None
-    monkeypatch.setattr(module, "_hot", {})
+    monkeypatch.setattr(module, "_calls", {})
     yield
 
 
@@ -54,7 +54,7 @@ def repeatedly(call: Callable[[], Any], times: int = 4) -> list[Any]:
     return [call() for _ in range(times)]
 
 
-def is_hot(y: Tensor) -> bool:
+def is_run_by_the_runner(y: Tensor) -> bool:
     return y.grad_fn is not None and y.grad_fn.name() == programs.NODE
 
 
@@ -75,7 +75,7 @@ def test_repeated_calls_give_what_the_first_gave(
 
     def both() -> tuple[Tensor, ...]:
         y = fused(*tensors, approximate=approximate)
-        nodes.append(is_hot(y))
+        nodes.append(is_run_by_the_runner(y))
         return y.detach(), *torch.autograd.grad(y, tensors, cotangent)
 
     first, *others = repeatedly(both, 5)
@@ -98,7 +98,7 @@ def test_parameters_may_be_absent(given: int) -> None:
         return y, *torch.autograd.grad(y.sum(), tensors)  # an expanded cotangent
 
     found = repeatedly(both)
-    assert is_hot(found[-1][0])
+    assert is_run_by_the_runner(found[-1][0])
     for a, b in zip(found[0], found[-1], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
@@ -120,7 +120,7 @@ def test_what_needs_no_gradient_has_none(frozen: tuple[int, ...]) -> None:
         return y, *torch.autograd.grad(y.sum(), wanted)
 
     found = repeatedly(both)
-    assert is_hot(found[-1][0])
+    assert is_run_by_the_runner(found[-1][0])
     for a, b in zip(found[0], found[-1], strict=True):
         assert torch.equal(a, b)
     z, normal, statistics = 7 * 33, 7 * 16, 2 * 7
@@ -152,7 +152,7 @@ def test_gradients_of_gradients() -> None:
 
     def noted(*tensors: Tensor) -> Tensor:
         y = fused(*tensors)
-        names.append(is_hot(y))
+        names.append(is_run_by_the_runner(y))
         return y
 
     want = penalty(lambda *t: norm_linear_gelu(*t, backend="torch"))
@@ -165,7 +165,7 @@ def test_gradients_of_gradients() -> None:
 def test_batches_of_cotangents_and_hooks() -> None:
     tensors = draw(3, 8, outputs=6)
     y = repeatedly(lambda: fused(*tensors))[-1]
-    assert is_hot(y)
+    assert is_run_by_the_runner(y)
     cotangents = torch.randn(4, *y.shape, device=GPU)
     got = torch.autograd.grad(y, tensors, cotangents, is_grads_batched=True, retain_graph=True)
     rows = [torch.autograd.grad(y, tensors, g, retain_graph=True) for g in cotangents]
@@ -181,7 +181,7 @@ def test_batches_of_cotangents_and_hooks() -> None:
 def test_a_saved_tensor_that_was_changed_is_refused() -> None:
     tensors = draw(3, 8, outputs=6)
     y = repeatedly(lambda: fused(*tensors))[-1]
-    assert is_hot(y)
+    assert is_run_by_the_runner(y)
     with torch.no_grad():
         tensors[1].mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -199,8 +199,8 @@ def test_surroundings_take_the_way_in_python() -> None:
     want = repeatedly(lambda: fused(*tensors))[-1]
     with torch.autocast(GPU, torch.bfloat16):
         y = fused(*tensors)
-    assert y.dtype == torch.bfloat16 and not is_hot(y)
-    assert is_hot(fused(*tensors))
+    assert y.dtype == torch.bfloat16 and not is_run_by_the_runner(y)
+    assert is_run_by_the_runner(fused(*tensors))
     plain = [t.detach() for t in rest]
     repeatedly(lambda: fused(x.detach(), *plain))
     jacobian = torch.func.jacrev(lambda x: norm_linear_gelu(x, *plain))(x.detach())
@@ -212,14 +212,14 @@ def test_surroundings_take_the_way_in_python() -> None:
 def test_float32_products_as_torch_allows_them_now() -> None:
     tensors = draw(3, 8, outputs=6)
     y = repeatedly(lambda: fused(*tensors))[-1]
-    assert is_hot(y)
+    assert is_run_by_the_runner(y)
     before = torch.backends.cuda.matmul.fp32_precision
     try:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
-        assert not is_hot(fused(*tensors))
+        assert not is_run_by_the_runner(fused(*tensors))
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
-    assert is_hot(fused(*tensors))
+    assert is_run_by_the_runner(fused(*tensors))
 
 
 def test_other_memory_is_left_to_python() -> None:
@@ -232,9 +232,9 @@ def test_other_memory_is_left_to_python() -> None:
     for given in (strided, misaligned):
         y = repeatedly(lambda g=given: fused(g, weight, bias, gamma, beta))[-1]
         torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-5)
-        assert not is_hot(y)
+        assert not is_run_by_the_runner(y)
     mixed = repeatedly(lambda: fused(x, weight, bias, gamma.bfloat16(), beta.bfloat16()))[-1]
-    assert not is_hot(mixed)
+    assert not is_run_by_the_runner(mixed)
 
 
 def test_the_layer_in_a_training_loop() -> None:
@@ -283,11 +283,11 @@ def test_threads() -> None:
 
 
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_HOT", 3)
+    monkeypatch.setattr(module, "MOST_CALLS", 3)
     tensors = draw(3, 8, outputs=6, grad=False)
     for k in range(8):
         fused(*tensors, eps=1e-5 * (k + 1))
-        assert len(module._hot) <= 3
+        assert len(module._calls) <= 3
 
 
 def test_without_the_runner_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,13 +296,13 @@ def test_without_the_runner_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(runner, "_started", [])
     monkeypatch.setenv("ASSOCSCAN_RUNNER", "python")
     tensors = draw(3, 8, outputs=6)
-    assert not any(is_hot(y) for y in repeatedly(lambda: fused(*tensors)))
+    assert not any(is_run_by_the_runner(y) for y in repeatedly(lambda: fused(*tensors)))
 
 
 def test_an_integer_eps() -> None:
     tensors = draw(3, 8, outputs=6)
     found = repeatedly(lambda: fused(*tensors, eps=1))
-    assert is_hot(found[-1]) and torch.equal(found[0], found[-1])
+    assert is_run_by_the_runner(found[-1]) and torch.equal(found[0], found[-1])
 
 
 # ---- Launches without Triton's launcher ----
@@ -359,7 +359,7 @@ def test_launches_need_no_python_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(torch.equal(found[0], y) for y in found)
     large = draw(4096, 1024, outputs=1024, dtype=torch.bfloat16)
     found = repeatedly(lambda: fused(*large))
-    assert is_hot(found[-1]) and all(torch.equal(found[0], y) for y in found)
+    assert is_run_by_the_runner(found[-1]) and all(torch.equal(found[0], y) for y in found)
 
 
 # ---- Tiles of the caller's own ----

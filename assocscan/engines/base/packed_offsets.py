@@ -120,17 +120,17 @@ def watch(offsets: torch.Tensor, length: int) -> None:
     flags = _FLAGS[offsets.device]
     broken = torch.stack([offsets[0] != 0, offsets[-1] != length, (offsets.diff() < 0).any()])
     flags.seen.logical_or_(broken)
-    flags.told.copy_(flags.seen, non_blocking=True)
+    flags.reported.copy_(flags.seen, non_blocking=True)
 
 
 def raise_earlier(device: torch.device) -> None:
     """Raise ValueError if the offsets of an earlier call on this device were wrong, once."""
     flags = _FLAGS.get(device)
-    if flags is None or not flags.told.any():
+    if flags is None or not flags.reported.any():
         return
-    broken = flags.told.tolist()
+    broken = flags.reported.tolist()
     flags.seen.zero_()
-    flags.told.zero_()
+    flags.reported.zero_()
     raise_broken(broken, device)
 
 
@@ -142,9 +142,9 @@ def raise_broken(broken: Sequence[int], device: torch.device) -> None:
 
 
 class _Flags:
-    """One flag per rule for a device: `seen` is in its memory, `told` is the copy in pinned host
-    memory."""
+    """One flag per rule for a device: `seen` is in its memory, `reported` is the copy in pinned
+    memory of the host."""
 
     def __init__(self, device: torch.device) -> None:
         self.seen = torch.zeros(len(RULES), dtype=torch.bool, device=device)
-        self.told = torch.zeros(len(RULES), dtype=torch.bool, pin_memory=True)
+        self.reported = torch.zeros(len(RULES), dtype=torch.bool, pin_memory=True)

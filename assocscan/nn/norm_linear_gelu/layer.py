@@ -32,9 +32,9 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 BACKENDS = ("auto", "triton", "torch")
 HAS_TRITON = triton_loader.is_installed()
 # The fused calls that were made, by all of their arguments but the tensors; None for those that the
-# runner has not been told.
-MOST_HOT = 512
-_hot: dict[Any, Calls | None] = {}
+# runner does not have yet.
+MOST_CALLS = 512
+_calls: dict[Any, Calls | None] = {}
 
 
 @known_keywords
@@ -72,8 +72,8 @@ def norm_linear_gelu(
     if not is_dynamo_compiling():
         # Here and not in a helper: Dynamo would read one on its own.
         try:
-            key = hot_key(x, weight, bias, norm_weight, norm_bias, eps, approximate, backend, tile)
-            function = _hot.get(key)
+            key = call_key(x, weight, bias, norm_weight, norm_bias, eps, approximate, backend, tile)
+            function = _calls.get(key)
         except (TypeError, AttributeError):  # an argument that `check` refuses
             function = key = None
         if function is not None:
@@ -104,7 +104,7 @@ def norm_linear_gelu(
     return y
 
 
-def hot_key(
+def call_key(
     x: Tensor, weight: Tensor, bias: Any, norm_weight: Any, norm_bias: Any, eps: float,
     approximate: str, backend: str, tile: Tile | None,
 ) -> tuple[Any, ...]:  # fmt: skip
@@ -120,27 +120,27 @@ def repeated(
     key: Any, x: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None, weight: Tensor,
     bias: Tensor | None, eps: float, approximate: str, backend: str, tile: Tile | None,
 ) -> None:  # fmt: skip
-    """Count a fused call. From its second time on, the C++ runner is told of it."""
+    """Count a fused call. From its second time on, the C++ runner is given it."""
     tensors = x, norm_weight, norm_bias, weight, bias
     if any(t is not None and type(t) not in (Tensor, nn.Parameter) for t in tensors):
         return
     if needs_dispatcher() or torch.is_autocast_enabled(x.device.type):
         return
-    key = key or hot_key(x, weight, bias, norm_weight, norm_bias, eps, approximate, backend, tile)
-    if key not in _hot:
-        if len(_hot) >= MOST_HOT:
-            _hot.clear()
-        _hot[key] = None
+    key = key or call_key(x, weight, bias, norm_weight, norm_bias, eps, approximate, backend, tile)
+    if key not in _calls:
+        if len(_calls) >= MOST_CALLS:
+            _calls.clear()
+        _calls[key] = None
         runner.start(is_first=True)
     elif runner.module is None:
         runner.start(is_first=False)
     else:
         from . import programs
 
-        function = _hot[key] or Calls()
+        function = _calls[key] or Calls()
         layer = programs.Layer(eps, approximate, tile, unfused)
         programs.tell(function, layer, tensors)
-        _hot[key] = function
+        _calls[key] = function
 
 
 @checked_methods

@@ -1,10 +1,10 @@
 """Calls of the fused LayerNorm → Linear → GELU as programs of the C++ runner.
 
 At a few hundred rows a call takes the time of its Python code. So a call that was made before is
-told to the runner (`runtime/native`): allocations and launches, where a gradient is needed with
+given to the runner (`runtime/native`): allocations and launches, where a gradient is needed with
 torch's LayerNorm in place of ours, and an autograd node whose backward is torch's operations, the
 ones that backward of the unfused layer runs. What the runner leaves to Python is done by `backward`
-here, and by the functions that are told.
+here, and by the functions that are given with them.
 """
 
 from __future__ import annotations
