@@ -83,6 +83,7 @@ def test_few_steps(engine: Engine, name: str) -> None:
     check(engine, Question(name, 5, packed=True))
 
 
+@pytest.mark.slow
 def test_flags(engine: Engine) -> None:
     """An exclusive scan from the identity, and an init that no gradient is wanted of, have slopes
     in the direction of a constant; they may be infinite too."""

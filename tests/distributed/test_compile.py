@@ -89,5 +89,6 @@ def check_no_identity(world: Rank) -> None:
         compiled(torch.ones(3))
 
 
+@pytest.mark.slow
 def test_without_identity(world: World) -> None:
     world.run(check_no_identity, 2)

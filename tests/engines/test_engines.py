@@ -40,6 +40,7 @@ def flags_of(case: str) -> tuple[Flags, ...]:
     return FLAGS if case in ("brackets", "affine", "band") else TWO_FLAGS
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(11)
 @pytest.mark.parametrize("length", sampled(LENGTHS, (0, 1, 2, 7, 33, 64, 127, 1000, 4097)))
 @pytest.mark.parametrize("case", OPERATORS)

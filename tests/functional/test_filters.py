@@ -267,6 +267,7 @@ def test_gradient_of_a_narrow_filter() -> None:
         assert np.abs(found.numpy() - expected).max() <= 1e-7 * size
 
 
+@pytest.mark.slow
 def test_compiled_and_mapped() -> None:
     b, a, x = rand(5), torch.tensor([1.0, -0.5, 0.2, 0.1, 0.3], dtype=F64), rand(4, 30)
     y = lfilter(b, a, x)

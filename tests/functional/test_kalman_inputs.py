@@ -158,6 +158,7 @@ def test_second_derivatives() -> None:
     assert torch.autograd.gradgradcheck(likelihood, inputs)
 
 
+@pytest.mark.slow
 @both_here
 def test_masks(backend: str) -> None:
     """Of single numbers and of rows; what was not observed may hold anything."""

@@ -621,6 +621,7 @@ class FilterUnderAutocast(nn.Module):
             return assocscan.kalman_filter(y, *model, backend="eager").mean
 
 
+@pytest.mark.slow
 def test_products_are_not_rounded_under_autocast() -> None:
     y = draw(6, 1).detach().float()
     want = FilterUnderAutocast()(y)

@@ -139,6 +139,7 @@ def test_operators_of_users(name: str, reverse: bool) -> None:
     assert graphs.kinds == [VectorOperator, VectorAdjoint] * graphs.count
 
 
+@pytest.mark.slow
 def test_the_default_backend() -> None:
     """Inductor, whose buffers have strides of its own: sizes at which lanes are cut into blocks."""
     drawn = {name: t.float() for name, t in draw(2, 70, 24, 16, groups=2).items()}
