@@ -28,6 +28,7 @@ exclude_patterns = [
     "README.md",
     "figures",
     "tutorials",
+    "tutorials.md",  # the site has the gallery
     "gallery/*.ipynb",
     "reference/operators.md",  # for readers of the files; the site has ops.rst
     "sg_execution_times.rst",
@@ -72,10 +73,11 @@ def without_unknown(
     return signature.replace(", *surplus", ", *").replace(", **unknown", ""), returned
 
 
-def tutorials_in_gallery(app: Any, page: str, source: list[str]) -> None:
-    """Links to the files of tutorials, for readers of the repository, lead to their pages."""
+def links_to_pages(app: Any, page: str, source: list[str]) -> None:
+    """Links to files, for readers of the repository, lead to their pages."""
     pages = re.sub(r"\(((?:\.\./)*)tutorials/(\w+)\.py\)", r"(\1gallery/\2.rst)", source[0])
-    source[0] = re.sub(r"\(((?:\.\./)*)tutorials\)", r"(\1gallery/index.rst)", pages)
+    pages = re.sub(r"\(((?:\.\./)*)tutorials\.md\)", r"(\1gallery/index.rst)", pages)
+    source[0] = pages.replace("(../../cuda/README.md", "(cuda.md")  # which includes that file
 
 
 LIGHT = re.compile(r"^!\[(.*?)\]\((\S+?)\.svg\)$", re.MULTILINE)
@@ -108,5 +110,5 @@ def in_frames(app: Any, page: str, template: str, context: dict[str, Any], doctr
 def setup(app: Any) -> None:
     app.connect("autodoc-process-signature", without_unknown)
     app.connect("html-page-context", in_frames)
-    app.connect("source-read", tutorials_in_gallery)
+    app.connect("source-read", links_to_pages)
     app.connect("source-read", pictures_for_dark_pages)
