@@ -146,7 +146,8 @@ def light_optimisation(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     """
     node = request.node
     released = node.get_closest_marker("release_flags") is not None
-    if node.get_closest_marker("exhaustive") is not None:
+    slow = node.get_closest_marker("slow") is not None  # many kernels, or large ones
+    if node.get_closest_marker("exhaustive") is not None and not slow:
         released |= thinning.place(node.nodeid) < 1 / RELEASED_OF
     if not released:
         for level in ("SHORT", "LONG"):
