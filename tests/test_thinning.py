@@ -21,6 +21,11 @@ def test_about_one_in_n_is_kept_and_at_least_one() -> None:
         assert thinning.kept([name], 1000) == {name}
 
 
+def test_none_may_be_kept() -> None:
+    assert thinning.kept(NAMES[:1], 1, at_least=0) == set(NAMES[:1])
+    assert not thinning.kept(NAMES[:1], 10**9, at_least=0)
+
+
 def test_what_is_kept_of_fewer_is_kept_of_more() -> None:
     for n in range(1, 20):
         assert thinning.kept(NAMES, n + 1) <= thinning.kept(NAMES, n)

@@ -79,16 +79,21 @@ def leave_slow_ones(items: list[pytest.Item]) -> None:
 
 
 def leave_to_hand(items: list[pytest.Item]) -> None:
-    """Mark the exhaustive cases that CI leaves out."""
+    """Mark the exhaustive cases that CI leaves out. Of a test of which no case runs by default it
+    keeps one at least."""
     cases: dict[tuple[str, bool], dict[str, pytest.Item]] = {}
+    runs_by_default = set()
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
+        test = item.nodeid.partition("[")[0]
         if "exhaustive" in marks and "by_hand" not in marks and isinstance(item, pytest.Function):
             interpreted = "triton" in backends_of(item)
-            group = cases.setdefault((item.nodeid.partition("[")[0], interpreted), {})
-            group[item.nodeid] = item
-    for (_, interpreted), group in cases.items():
-        kept = thinning.kept(group, thinning.INTERPRETED_IN_CI if interpreted else thinning.IN_CI)
+            cases.setdefault((test, interpreted), {})[item.nodeid] = item
+        elif not marks & {"exhaustive", "by_hand"}:
+            runs_by_default.add(test)
+    for (test, interpreted), group in cases.items():
+        n = thinning.INTERPRETED_IN_CI if interpreted else thinning.IN_CI
+        kept = thinning.kept(group, n, at_least=int(test not in runs_by_default))
         for name in group.keys() - kept:
             group[name].add_marker("by_hand")
 
@@ -146,8 +151,9 @@ def light_optimisation(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     """
     node = request.node
     released = node.get_closest_marker("release_flags") is not None
-    slow = node.get_closest_marker("slow") is not None  # many kernels, or large ones
-    if node.get_closest_marker("exhaustive") is not None and not slow:
+    # Of many kernels, or of filters of high order: minutes with these flags.
+    is_long = node.get_closest_marker("slow") is not None or "filt" in node.path.name
+    if node.get_closest_marker("exhaustive") is not None and not is_long:
         released |= thinning.place(node.nodeid) < 1 / RELEASED_OF
     if not released:
         for level in ("SHORT", "LONG"):

@@ -17,8 +17,8 @@ def more(has_gpu: bool) -> int:
     return 3 if has_gpu else 5
 
 
-# CI runs about one in so many of a test's exhaustive cases, at least one of each test; of those
-# that Triton interprets, where a case takes ten seconds, fewer. The others are by_hand.
+# CI runs about one in so many of a test's exhaustive cases; of those that Triton interprets, where
+# a case takes ten seconds, fewer. The others are by_hand.
 IN_CI, INTERPRETED_IN_CI = 24, 48
 
 
@@ -27,14 +27,15 @@ def place(name: str) -> float:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
 
 
-def kept(names: Iterable[str], n: int) -> set[str]:
-    """About one in n of the names, at least one of them.
+def kept(names: Iterable[str], n: int, at_least: int = 1) -> set[str]:
+    """About one in n of the names, at least one of them, or none.
 
     Whether a name is kept depends on itself: others that are added or removed change nothing,
     except where a single one is kept because no name falls into the kept part.
     """
     names = set(names)
-    return {name for name in names if place(name) * n < 1} or {min(names, key=place)}
+    found = {name for name in names if place(name) * n < 1}
+    return found or set(sorted(names, key=place)[:at_least])
 
 
 def case_name(value: Any) -> str | None:
