@@ -192,7 +192,8 @@ def test_links_of_the_readme_become_absolute_for_an_index() -> None:
     assert (
         "![Speed of a linear recurrence on one H200](https://host/owner/name/raw/v1/docs/" in text
     )
-    assert "(https://host/owner/name/tree/v1/docs/tutorials)" in text
+    folder = absolute("[a](docs/tutorials)", ROOT, "https://host/owner/name/", "v1")
+    assert folder == "[a](https://host/owner/name/tree/v1/docs/tutorials)"
     assert "(https://host/owner/name/blob/v1/docs/selective_scan.md#where-it-runs)" in text
     assert "(https://pytorch.org/get-started/locally/)" in text
     with pytest.raises(SystemExit, match=r"no\.md: no such file"):
