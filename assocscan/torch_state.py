@@ -140,8 +140,7 @@ def without_autocast(device_type: str) -> Iterator[None]:
 
 
 def in_own_dtype(function: Callable[P, R]) -> Callable[P, R]:
-    """A function whose products are those of its arguments' dtype, under autocast, too, which
-    would round them to 16 bits."""
+    """Decorator: autocast, which would round matrix products to 16 bits, is off in the function."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -77,6 +77,7 @@ def links_to_pages(app: Any, page: str, source: list[str]) -> None:
     """Links to files, for readers of the repository, lead to their pages."""
     pages = re.sub(r"\(((?:\.\./)*)tutorials/(\w+)\.py\)", r"(\1gallery/\2.rst)", source[0])
     pages = re.sub(r"\(((?:\.\./)*)tutorials\.md\)", r"(\1gallery/index.rst)", pages)
+    pages = pages.replace("reference/operators.md)", "reference/ops.rst)")
     source[0] = pages.replace("(../../cuda/README.md", "(cuda.md")  # which includes that file
 
 

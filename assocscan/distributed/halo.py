@@ -49,13 +49,13 @@ def halo(
 
     def facts(_: None) -> tuple[Facts, int]:
         grad = torch.is_grad_enabled()
-        facts = {"the function": "a causal convolution", "reverse": str(reverse)}
-        facts["the dtype of x"] = str(x.dtype).removeprefix("torch.")
-        facts["the shape of x"] = f"[{x.shape[0]}, any, {x.shape[2]}]"
-        facts["the width of the convolution"] = str(count + 1)
-        facts["whether x requires a gradient"] = str(grad and x.requires_grad)
-        facts["whether the state requires a gradient"] = str(grad and state.requires_grad)
-        return facts, x.shape[1]
+        described = {"the function": "a causal convolution", "reverse": str(reverse)}
+        described["the dtype of x"] = str(x.dtype).removeprefix("torch.")
+        described["the shape of x"] = f"[{x.shape[0]}, any, {x.shape[2]}]"
+        described["the width of the convolution"] = str(count + 1)
+        described["whether x requires a gradient"] = str(grad and x.requires_grad)
+        described["whether the state requires a gradient"] = str(grad and state.requires_grad)
+        return described, x.shape[1]
 
     agreed(bound, facts, found, x.device, check)
     ranks = ranks_of(found)

@@ -59,14 +59,14 @@ def pipeline(
 
     def facts(_: Any) -> tuple[Facts, int]:
         grad = torch.is_grad_enabled()
-        facts = {"the function": name, "reverse": str(reverse)}
+        described = {"the function": name, "reverse": str(reverse)}
         for k, t in enumerate((*inputs, *state)):
             what = f"input {k}" if k < len(inputs) else f"part {k - len(inputs)} of the state"
             shape = [*t.shape] if k else [t.shape[0], "any", *t.shape[2:]]
-            facts[f"the dtype of {what}"] = str(t.dtype).removeprefix("torch.")
-            facts[f"the shape of {what}"] = str(shape)
-            facts[f"whether {what} requires a gradient"] = str(grad and t.requires_grad)
-        return facts, inputs[0].shape[1]
+            described[f"the dtype of {what}"] = str(t.dtype).removeprefix("torch.")
+            described[f"the shape of {what}"] = str(shape)
+            described[f"whether {what} requires a gradient"] = str(grad and t.requires_grad)
+        return described, inputs[0].shape[1]
 
     agreed(lambda: None, facts, found, inputs[0].device, check)
     ranks = ranks_of(found)

@@ -128,8 +128,8 @@ class RGLRU(nn.Module):
         h[t] = a[t] ⊙ h[t−1] + √(1 − a[t]²) ⊙ i[t] ⊙ x[t]
 
     x [B, L, width] → (h [B, L, width], state [B, width], float32 where x has 16 bits). The gates'
-    matrices are block-diagonal with `heads` blocks. Parameters: `gates`, a `BlockLinear` of
-    2 · width outputs, those of each head being its r and then its i; `decay` [width], which is
+    matrices are block-diagonal with `heads` blocks. Parameters: `gates`, a `BlockLinear` with
+    2 · width outputs (for each head first r, then i, before the sigmoid); `decay` [width], which is
     softplus⁻¹(−log σ(Λ)), drawn so that a^c is spread between 0.9 and 0.999; it enters the
     recurrence in float32 at least.
 

@@ -214,7 +214,6 @@ def pages() -> dict[Path, str]:
 
 def read_source(app: Any, name: str, source: list[str]) -> None:
     source[0] = as_directives(source[0]).replace(FOR_FILES, "")
-    source[0] = source[0].replace("reference/operators.md)", "reference/ops.rst)")
 
 
 def setup(app: Any) -> dict[str, bool]:

@@ -686,7 +686,7 @@ def test_printed_layers_say_their_sizes() -> None:
 
 @pytest.mark.parametrize("decay", [1.0, 1e-6])
 def test_second_derivatives_of_rglru(decay: float) -> None:
-    """Those of the formula, where the root's derivative is not bounded."""
+    """They equal a loop's, at decays for which the derivative of the root is below its bound."""
     torch.manual_seed(0)
     x, r, i = (torch.randn(2, 4, 3, dtype=F64, requires_grad=True) for _ in range(3))
     d = torch.full((3,), decay, dtype=F64, requires_grad=True)

@@ -147,7 +147,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 def light_optimisation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """C++ kernels are compiled with -O0, in 0.20 seconds in place of 1.15: tests compile thousands.
     With the flags of users run those marked `release_flags`, and about one in four of those marked
-    `exhaustive`, by a hash of the name: parts of every table.
+    `exhaustive`, by a hash of the name: parts of every table, but none of slow tests and filters.
     """
     node = request.node
     released = node.get_closest_marker("release_flags") is not None

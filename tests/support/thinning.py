@@ -28,7 +28,7 @@ def place(name: str) -> float:
 
 
 def kept(names: Iterable[str], n: int, at_least: int = 1) -> set[str]:
-    """About one in n of the names, at least one of them, or none.
+    """About one in n of the names, and `at_least` so many of them, 0 or 1.
 
     Whether a name is kept depends on itself: others that are added or removed change nothing,
     except where a single one is kept because no name falls into the kept part.

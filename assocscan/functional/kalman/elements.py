@@ -180,12 +180,12 @@ def nearby(
             brought = noise + move @ brought @ move.mT
         around = brought.unsqueeze(-3)
     else:
-        start = first[..., None, None]
-        move, noise = (torch.where(start, 0.0, t) for t in (F, Q))  # of the first step not read
+        unread = first[..., None, None]
+        move, noise = (torch.where(unread, 0.0, t) for t in (F, Q))
         around = noise
         for _ in range(n - 1):
             earlier = previous_state(around, None, axis, False, sequences)
-            around = torch.where(start, 0.0, noise + move @ earlier @ move.mT)
+            around = torch.where(unread, 0.0, noise + move @ earlier @ move.mT)
     R = torch.add(R, H @ around @ H.mT, alpha=torch.finfo(R.dtype).eps ** 0.5)
     F, H, Q, R = (t.expand(*steps, *t.shape[-2:]) for t in (F, H, Q, R))
     zero = F.new_zeros(())
