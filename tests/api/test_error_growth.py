@@ -41,7 +41,7 @@ def test_errors_are_those_of_the_scan_and_of_a_loop(dtype: torch.dtype) -> None:
 def test_products_that_grow_before_they_decay() -> None:
     samples = COMPANION.expand(50, 4, 4), torch.randn(50, 4)
     found = error_growth(H, samples=samples, length=128, backend="eager")
-    assert found[2].scan < 1e-6
+    assert found[2].scan < 1e-5
     assert found[-1].scan > 1000 * found[-1].loop and found[-1].loop < 0.1
     wide = tuple(s.double() for s in samples)
     assert error_growth(H, samples=wide, length=128, backend="eager")[-1].scan < 1e-4

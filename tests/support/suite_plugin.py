@@ -3,6 +3,8 @@ examples hypothesis draws."""
 
 import os
 import sys
+import zlib
+from collections.abc import Iterator
 
 import pytest
 import thinning
@@ -96,6 +98,21 @@ def leave_to_hand(items: list[pytest.Item]) -> None:
         kept = thinning.kept(group, n, at_least=int(test not in runs_by_default))
         for name in group.keys() - kept:
             group[name].add_marker("by_hand")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Iterator[None]:
+    """A module's own random tensors are the same whatever was imported before it."""
+    torch.manual_seed(zlib.crc32(collector.nodeid.encode()))
+    return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test's random tensors follow its name, not the tests that its process ran before."""
+    torch.manual_seed(zlib.crc32(item.nodeid.encode()))
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
