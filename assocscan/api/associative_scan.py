@@ -37,12 +37,12 @@ from ..torch_state import (
 )
 from ..trace import tracer_import as tracer
 from . import custom_adjoint
-from .argument_names import flag, require_choice
 from .bind_arguments import bind
 from .caches.call_cache import keep_call
 from .custom_adjoint import CustomAdjoint
 from .eager_gradient import EagerGradient
 from .eager_path import prepare_eager
+from .flags_and_backends import flag, require_choice
 from .recomputed_gradient import RecomputedGradientOfCall
 from .tensor_subclasses import handed_over, holds_dtensors, overridden
 

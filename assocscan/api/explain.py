@@ -21,10 +21,10 @@ from ..runtime.generated_gradient import GeneratedGradient, along_axis
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
 from ..runtime.vectors.recomputed_gradient import RecomputedGradient
-from .argument_names import checked_backend, flag
 from .associative_scan import gradient_of, operator_of
 from .bind_arguments import bind
 from .eager_path import prepare_eager
+from .flags_and_backends import checked_backend, flag
 
 
 @checked_call

@@ -16,10 +16,10 @@ from ..pytrees import unflatten
 from ..runtime.native import runner
 from ..runtime.prepared.prepared_call import place_of
 from ..runtime.scan_call import ScanCall
-from .argument_names import checked_backend, flag
 from .associative_scan import run_call
 from .bind_arguments import bind, has_known_empty_sequence
 from .eager_path import lowered, owned, widen
+from .flags_and_backends import checked_backend, flag
 from .tensor_subclasses import handed_over, holds_dtensors, overridden
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..api.argument_names import checked_backend, flag
 from ..api.associative_scan import run_call
 from ..api.bind_arguments import bind
+from ..api.flags_and_backends import checked_backend, flag
 from ..hooks import HOOKS
 from ..monoids.call_errors import checked_call
 from ..monoids.leaf_names import OWN, LeafNames

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed as dist
 
-from ..api.argument_names import flag
+from ..api.flags_and_backends import flag
 from ..errors import ScanTypeError, ScanValueError
 from ..torch_state import needs_dispatcher
 from ..wording import shown

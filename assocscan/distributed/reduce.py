@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..api.argument_names import checked_backend, flag
 from ..api.bind_arguments import bind
+from ..api.flags_and_backends import checked_backend, flag
 from ..api.reduce import last_inputs, reduced
 from ..errors import ScanValueError
 from ..hooks import HOOKS

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from .. import ops
-from ..api.argument_names import flag
+from ..api.flags_and_backends import flag
 from ..api.tensor_subclasses import handed_over, holds_jagged, overridden, takes_parts
 from ..errors import ScanTypeError, ScanValueError
 from ..hooks import HOOKS

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..api.argument_names import flag
+from ..api.flags_and_backends import flag
 from ..api.tensor_subclasses import holds_jagged
 from ..errors import ScanValueError
 from ..hooks import HOOKS

@@ -69,7 +69,9 @@ def check_axis_of_number(axis: int) -> None:
 def checked_offsets(offsets: Tensor | None, x: Tensor, axis: int) -> Tensor | None:
     """The user's offsets of x, checked, as `previous_state`, `edge_mask` and scans of x take them.
 
-    In a compiled function the scan itself checks them when it runs.
+    In a compiled function the scan itself checks them when it runs. An exported number of
+    sequences is at least 2: results have a leading S, and torch takes a size of 1 for a constant
+    (docs/limits.md).
     """
     if offsets is not None and torch.compiler.is_dynamo_compiling():
         return offsets.to(torch.int64)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from .. import ops
-from ..api.argument_names import flag
+from ..api.flags_and_backends import flag
 from ..api.tensor_subclasses import handed_over, overridden
 from ..caching.bounded import BoundedCache
 from ..engines.base.persistent_tensors import make_lasting

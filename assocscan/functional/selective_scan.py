@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import ops
-from ..api.argument_names import checked_backend, flag
 from ..api.caches.function_cache import FunctionCache
 from ..api.caches.scan_of_views import Views
+from ..api.flags_and_backends import checked_backend, flag
 from ..api.tensor_subclasses import overridable
 from ..monoids.monoid import Monoid
 from ..runtime.native import runner

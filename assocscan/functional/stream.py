@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..api.argument_names import checked_backend, flag
 from ..api.bind_arguments import monoid_axis, resolve_operator, slice_axis
+from ..api.flags_and_backends import checked_backend, flag
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.call_errors import checked_call
 from ..monoids.leaf_checks import check_leaves

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .. import ops
-from ..api.argument_names import checked_backend, flag
+from ..api.flags_and_backends import checked_backend, flag
 from ..api.tensor_subclasses import overridable
 from ..engines.base.shifted_leaves import carry_shape
 from ..errors import ScanTypeError, ScanValueError

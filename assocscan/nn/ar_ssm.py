@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
-from ..api.argument_names import flag
 from ..api.associative_scan import associative_scan
 from ..api.eager_path import eager_scans
 from ..api.explain import explain
+from ..api.flags_and_backends import flag
 from ..errors import ScanValueError
 from ..functional.packing.padding import from_padded, to_padded
 from ..monoids.call_errors import checked_methods

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..api.argument_names import flag
+from ..api.flags_and_backends import flag
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.call_errors import checked_methods
 from ..wording import kind_of

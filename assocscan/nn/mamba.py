@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..api.argument_names import flag
+from ..api.flags_and_backends import flag
 from ..errors import ScanValueError
 from ..functional.selective_scan import NAMES, scan_by, scan_channels
 from ..monoids.call_errors import checked_methods

@@ -127,7 +127,7 @@ def test_derivatives(order: int) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("order", [3, 7])
+@pytest.mark.parametrize("order", [3, 5, pytest.param(7, marks=pytest.mark.by_hand)])
 def test_compiled_and_mapped(order: int) -> None:
     b, a = coefficients(order)
     x = rand(4, 30)

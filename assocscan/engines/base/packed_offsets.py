@@ -2,7 +2,8 @@
 
 To read values from a GPU would synchronise with it. So kernels clamp every offset to the axis, and
 a wrong one cannot cause an access out of bounds. The GPU writes to pinned host memory which rules
-are broken, and the next call with offsets raises the error.
+are broken, and the next call with offsets raises the error. Kernels of the CUDA engine check the
+offsets themselves and write there (`cuda/workspace.py`).
 
     check_offsets    of the user's argument: type and shape, then values where they can be read;
                      what it returned is not checked again

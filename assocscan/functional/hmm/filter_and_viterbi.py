@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ...api.argument_names import checked_backend
+from ...api.flags_and_backends import checked_backend
 from ...api.tensor_subclasses import overridable, takes_parts
 from ...engines.base.shifted_leaves import carry_shape, edge_mask
 from ...errors import ScanValueError
@@ -138,11 +138,9 @@ def hmm_filter(
     sequences = sequences_of(initial, transition, likelihood, offsets)
     likelihood = of_observed(likelihood, observed)
     dtype, (initial, transition, likelihood) = computed(initial, transition, likelihood)
-    backend = checked_backend(backend, deterministic)
-    if backend == "auto" and has_many_states(likelihood):
-        if goes_without_scan(initial, transition, likelihood, sequences, deterministic):
-            return HMMResult(*(t.to(dtype) for t in filtered(initial, transition, likelihood)))
-        backend = "eager"
+    backend = backend_of(initial, transition, likelihood, sequences, backend, deterministic)
+    if backend is None:
+        return HMMResult(*(t.to(dtype) for t in filtered(initial, transition, likelihood)))
     engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
     found = forward(FORWARD, log_sum, initial, transition, likelihood, **engine)
     return HMMResult(*(t.to(dtype) for t in found))
@@ -205,12 +203,10 @@ def viterbi(
     sequences = sequences_of(initial, transition, likelihood, offsets)
     likelihood = of_observed(likelihood, observed)
     dtype, (initial, transition, likelihood) = computed(initial, transition, likelihood)
-    backend = checked_backend(backend, deterministic)
-    if backend == "auto" and has_many_states(likelihood):
-        if goes_without_scan(initial, transition, likelihood, sequences, deterministic):
-            found, best = path_of_many(initial, transition, likelihood)
-            return ViterbiResult(found, best.to(dtype))
-        backend = "eager"
+    backend = backend_of(initial, transition, likelihood, sequences, backend, deterministic)
+    if backend is None:
+        found, best = path_of_many(initial, transition, likelihood)
+        return ViterbiResult(found, best.to(dtype))
     engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
     weights, best = forward(HEAVIEST, torch.amax, initial, transition, likelihood, **engine)
     with torch.no_grad():
@@ -248,22 +244,30 @@ def computed(*tensors: Tensor) -> tuple[torch.dtype, list[Tensor]]:
     return dtype, [t.to(carry_dtype(dtype)) for t in tensors]
 
 
-def goes_without_scan(
+def backend_of(
     initial: Tensor,
     transition: Tensor,
     likelihood: Tensor,
     sequences: Tensor | None,
+    backend: str | None,
     deterministic: bool | None,
-) -> bool:
-    """Whether a model of many states is computed by the functions of `many_states`. Raises
-    ScanValueError for shapes that do not fit, unless sequences are packed: `forward` checks
-    those."""
+) -> str | None:
+    """The backend of the scans; None for a model of many states that is computed without scans, by
+    the functions of `many_states`. Raises ScanValueError for shapes that do not fit such a model.
+
+    sequences: as `sequences_of` gives them. A model of packed ones is scanned, and `forward` checks
+    its shapes.
+    """
+    backend = checked_backend(backend, deterministic)
+    if backend != "auto" or not has_many_states(likelihood):
+        return backend
     if sequences is not None:
-        return False
+        return "eager"
     *batch, _, K = likelihood.shape
     expanded_elements(initial, tuple(batch), (K,), "initial", SIZES)
     at_each_step(transition, likelihood)
-    return can_run_here(likelihood, initial, transition, deterministic=deterministic)
+    can_run = can_run_here(likelihood, initial, transition, deterministic=deterministic)
+    return None if can_run else "eager"
 
 
 def at_each_step(transition: Tensor, likelihood: Tensor) -> Tensor:

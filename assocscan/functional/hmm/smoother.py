@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from ...api.argument_names import checked_backend, flag
+from ...api.flags_and_backends import flag
 from ...api.tensor_subclasses import overridable, takes_parts
 from ...engines.base.shifted_leaves import carry_shape, edge_mask, previous_state
 from ...monoids.monoid import Monoid
@@ -28,14 +28,14 @@ from ..argument_errors import named_scan
 from .filter_and_viterbi import (
     FORWARD,
     at_each_step,
+    backend_of,
     carry_of,
     computed,
     forward,
-    goes_without_scan,
     of_observed,
     sequences_of,
 )
-from .many_states import has_many_states, smoothed_many
+from .many_states import smoothed_many
 
 __all__ = ["HMMPosterior", "hmm_smoother"]
 
@@ -159,16 +159,10 @@ def hmm_smoother(
     sequences = sequences_of(initial, transition, likelihood, offsets)
     likelihood = of_observed(likelihood, observed)
     dtype, (initial, transition, likelihood) = computed(initial, transition, likelihood)
-    backend = checked_backend(backend, deterministic)
+    backend = backend_of(initial, transition, likelihood, sequences, backend, deterministic)
     *batch, T, K = likelihood.shape
-    is_by_predictions = False
-    if backend == "auto" and has_many_states(likelihood):
-        is_by_predictions = goes_without_scan(
-            initial, transition, likelihood, sequences, deterministic
-        )
-        backend = "eager"
     first = edge_mask((*batch, T), len(batch), False, sequences, likelihood.device)
-    if is_by_predictions:
+    if backend is None:
         smoothed, filtered, after = smoothed_many(initial, transition, likelihood)
         transition = at_each_step(transition, likelihood)
     else:

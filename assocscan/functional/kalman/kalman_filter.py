@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...api.argument_names import flag
+from ...api.flags_and_backends import flag
 from ...api.tensor_subclasses import overridable, takes_parts
 from ...engines.base.shifted_leaves import carry_shape, edge_mask, previous_state
 from ...errors import ScanTypeError, ScanValueError

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ...api.argument_names import checked_backend, flag
 from ...api.associative_scan import operator_of
 from ...api.explain import paths, plan_of
+from ...api.flags_and_backends import checked_backend, flag
 from ...engines.base.executable import Executable
 from ...engines.base.explained_plan import Plan
 from ...monoids.call_errors import checked_call

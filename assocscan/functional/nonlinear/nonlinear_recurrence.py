@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...api.argument_names import checked_backend, flag
 from ...api.associative_scan import operator_of, run_call
 from ...api.caches.call_cache import keep_call
+from ...api.flags_and_backends import checked_backend, flag
 from ...api.tensor_subclasses import overridable
 from ...autodiff.newton_operator import derive_newton
 from ...caching.bounded import BoundedCache

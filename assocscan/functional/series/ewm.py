@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...api.argument_names import checked_backend, flag
+from ...api.flags_and_backends import checked_backend, flag
 from ...api.tensor_subclasses import overridable
 from ...errors import ScanTypeError, ScanValueError
 from ...monoids.leaf_checks import check_axis, check_tensor

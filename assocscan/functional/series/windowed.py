@@ -9,8 +9,9 @@ where P[t] combines the steps of t's block up to t, and S[s] the steps of s's bl
 P[t] alone, where t is the last step of its block or the block is the first of its sequence. P and S
 are scans that start anew at blocks (`segmented`). S runs first, from the other end; then one scan
 makes P and combines it with S, moved on by width − 1 steps, inside its kernel. No window reads what
-another one has of NaN or infinite values, and the cost does not depend on the width. On the CPU all
-of that is one kernel (`windows_in_one_pass`) where tensors are plain memory of the CPU.
+another one has of NaN or infinite values, and the number of combinations does not grow with the
+width. On the CPU all of that is one kernel (`windows_in_one_pass`) where tensors are plain memory
+of the CPU.
 
 Source: M. van Herk, "A fast algorithm for local minimum and maximum filters on rectangular and
 octagonal kernels", Pattern Recognition Letters 13(7), 1992; J. Gil, M. Werman, "Computing 2-D min,
@@ -28,9 +29,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...api.argument_names import checked_backend, flag
 from ...api.associative_scan import associative_scan
 from ...api.bind_arguments import bind, monoid_axis, slice_axis
+from ...api.flags_and_backends import checked_backend, flag
 from ...api.tensor_subclasses import overridable
 from ...engines.base.huge_pages import MIN_BYTES, empty_strided
 from ...errors import AssocScanError, ScanValueError
@@ -94,10 +95,9 @@ def windowed(
     Raises what `associative_scan` raises, and ValueError for a width that is not an int of at least
     1. A plain function that captures a tensor runs eagerly.
 
-    Cost per element: that of about two scans and one more combination; it does not depend on the
-    width. On the CPU one kernel does it all, unless the rows and channels have fewer than 8 to 16
-    blocks of `width` steps together; there and elsewhere the states of one scan are written, moved
-    and read.
+    Cost per element: that of about two scans and one more combination, for any width. On the CPU
+    one kernel does it all, unless the rows and channels have fewer than 8 to 16 blocks of `width`
+    steps together; there and elsewhere the states of one scan are written, moved and read.
 
     Source: M. van Herk, "A fast algorithm for local minimum and maximum filters on rectangular and
     octagonal kernels", Pattern Recognition Letters 13(7), 1992.

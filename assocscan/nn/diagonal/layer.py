@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...api.argument_names import flag
+from ...api.flags_and_backends import flag
 from ...errors import ScanTypeError
 from ...functional.nonlinear.nonlinear_recurrence import nonlinear_recurrence
 from ...wording import kind_of

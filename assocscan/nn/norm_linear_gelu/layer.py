@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.nn import functional as F
 
-from ...api.argument_names import flag
+from ...api.flags_and_backends import flag
 from ...caching.bounded import Calls
 from ...engines.triton import loader as triton_loader
 from ...errors import BackendError, ScanTypeError, ScanValueError
