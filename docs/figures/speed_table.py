@@ -37,7 +37,8 @@ ROWS = (
         "(8, L, 1536) bfloat16, forward and backward", "8 x 8192 x 1536", "assocscan, rows",
         {"accelerated-scan": "accelerated-scan", "fpscan": "fpscan"}),
     Row("Mamba's `selective_scan` with D, z and bias, (8, 2048, 1536), 16 states, bfloat16",
-        "selective", "(8, L, 1536, 16) bfloat16, forward", "8 x 2048 x 1536 x 16", "assocscan", MAMBA),
+        "selective", "(8, L, 1536, 16) bfloat16, forward", "8 x 2048 x 1536 x 16",
+        "assocscan", MAMBA),
     Row("the same, with gradient", "selective", "(8, L, 1536, 16) bfloat16, forward and backward",
         "8 x 2048 x 1536 x 16", "assocscan", MAMBA),
 )  # fmt: skip
