@@ -55,8 +55,10 @@ def _weights(paths: Paths) -> tuple[Tensor, Tensor, Tensor]:
 
 def _combined(total: Callable[[Tensor, int], Tensor], left: Paths, right: Paths) -> Paths:
     (W1, s1, c1), (W2, s2, c2) = _weights(left), _weights(right)
-    # base[i] = s2[k] for the state k that the heaviest paths from i pass through.
-    reached = W1.detach() + s2
+    # base[i] = s2[k] for the state k that the heaviest paths from i pass through, other than states
+    # that no path leaves: their s has no meaning.
+    is_end = W2.detach().amax(1) == -torch.inf
+    reached = torch.where(is_end, -torch.inf, W1.detach() + s2)
     most, base = reached[:, 0], s2[0].expand_as(s1)
     for k in range(1, len(s2)):
         more = reached[:, k] > most

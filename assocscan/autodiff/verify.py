@@ -79,7 +79,8 @@ def sample_differs(
     result_spec: TreeSpec,
     generator: torch.Generator,
 ) -> bool:
-    """Compare on one random element; what autograd cannot do in float64 is not compared."""
+    """Compare on one random element; what autograd cannot do in float64 is not compared. A custom
+    autograd.Function counts as a difference: it may have one at other elements."""
     wide = [widened(leaf) for leaf in leaves]
     inputs = [draw(leaf, generator) for leaf in wide]
     wanted = [t for t in inputs if t.requires_grad]
@@ -99,6 +100,8 @@ def sample_differs(
         return False
     cotangents = {id(t): torch.randn(t.shape, dtype=t.dtype, generator=generator) for t in smooth}
     outputs = [t for t in smooth if t.requires_grad]
+    if any(has_custom_function(t) for t in outputs):
+        return True
     expected: Sequence[torch.Tensor] = [torch.zeros_like(t) for t in wanted]
     if outputs:
         expected = torch.autograd.grad(
@@ -119,6 +122,20 @@ def sample_differs(
         for part in (component_views(g, leaf) if t.requires_grad else [None] * leaf.components)
     ]
     return any(far(a, b) for a, b in zip(got, flat, strict=True) if b is not None)
+
+
+def has_custom_function(t: torch.Tensor) -> bool:
+    """Whether a custom autograd.Function took part in making it."""
+    left, found = [t.grad_fn], set()
+    while left:
+        node = left.pop()
+        if node is None or node in found:
+            continue
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        found.add(node)
+        left += [source for source, _ in node.next_functions]
+    return False
 
 
 def iter_grads(grads: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -59,7 +59,10 @@ def run(function: Callable[..., Any], op: Any, xs: Any, axis: int, **options: An
     locals_ = unflatten([t.to_local() for t in leaves], spec)
     rest = without_axis(placements, axis)
     if options.get("init") is not None:
-        options["init"] = tree_map(lambda t: local_init(t, mesh, rest, along), options["init"])
+        dims = carry_dims(op, leaves, spec, batch_ndim)
+        init, init_spec = flatten(options["init"])
+        parts = [local_init(t, mesh, rest, along, n) for t, n in zip(init, dims(init), strict=True)]
+        options["init"] = unflatten(parts, init_spec)
     if along:
         called = OVER_RANKS[function.__name__]
         results = called(op, locals_, axis, group=mesh.get_group(along[0]), **options)
@@ -144,17 +147,46 @@ def without_axis(placements: Placements, axis: int) -> Placements:
     )  # fmt: skip
 
 
-def local_init(t: Any, mesh: Any, placements: Placements, along: Sequence[int]) -> Any:
-    """This rank's part of a leaf of init: a number, a tensor that every rank has, or a DTensor."""
+def carry_dims(
+    op: Any, leaves: list[Any], spec: Any, batch_ndim: int
+) -> Callable[[list[Any]], list[int]]:
+    """A function from leaves of init to their numbers of dimensions once they are expanded."""
+    operator = resolve_operator(op, unflatten(leaves, spec))
+    ndims: Sequence[int] = ()
+    if isinstance(operator, Monoid):
+        if operator.lift is not None:  # what it makes may have other dimensions: taken as they are
+            return lambda init: [getattr(t, "ndim", 0) for t in init]
+        ndims = operator.element_ndims(spec)
+    return lambda init: [
+        (batch_ndim if ndims else leaves[k].dim()) - 1 + (ndims[k] if ndims else 0)
+        for k in range(len(init))
+    ]
+
+
+def local_init(t: Any, mesh: Any, placements: Placements, along: Sequence[int], ndim: int) -> Any:
+    """This rank's part of a leaf of init: a number, a tensor that every rank has, or a DTensor.
+
+    placements: of the carry. ndim: the dimensions of the leaf once it is expanded; where it lacks a
+    sharded one, or has it with size 1, every rank has the whole leaf.
+    """
     if not isinstance(t, torch.Tensor):
         return t
     if not isinstance(t, DTensor):
-        if t.dim() == 0:
-            return t
         t = DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    # A distributed scan has its gradient on one rank, and zeros on the others: a sum.
-    gradients = [Partial() if k in along else p for k, p in enumerate(placements)]
-    return t.redistribute(placements=placements).to_local(grad_placements=gradients)
+    missing = max(ndim - t.dim(), 0)
+    own = tuple(
+        Shard(p.dim - missing)
+        if isinstance(p, Shard) and p.dim >= missing and t.shape[p.dim - missing] != 1
+        else Replicate()
+        for p in placements
+    )
+    # A distributed scan has its gradient on one rank, and zeros on the others; ranks that share a
+    # leaf have the gradients of their rows: both are summed.
+    gradients = [
+        Partial() if k in along or (isinstance(p, Shard) and own[k].is_replicate()) else own[k]
+        for k, p in enumerate(placements)
+    ]
+    return t.redistribute(placements=own).to_local(grad_placements=gradients)
 
 
 def from_local(

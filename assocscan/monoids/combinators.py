@@ -8,6 +8,7 @@ twice.
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -185,6 +186,18 @@ def require_monoid(op: Any) -> Monoid:
     return op
 
 
+def is_itself(value: Any) -> bool:
+    """Whether all that equals `value` is the same: what equals itself alone, as functions do,
+    methods, and element dimensions. Other callables may be equal and differ, as dataclasses that
+    hold 1 and 1.0."""
+    if isinstance(value, tuple):
+        return all(is_itself(part) for part in value)
+    return type(value) in ITSELF or type(value).__eq__ is object.__eq__
+
+
+ITSELF = frozenset((types.MethodType, types.BuiltinFunctionType, int, str, type(None)))
+
+
 def combinator(make: Callable[..., Monoid]) -> Callable[..., Monoid]:
     """`make(*ops, *rest)` as a function of (ops, *rest): the same monoid for the same arguments,
     which is pickled as this call."""
@@ -203,9 +216,7 @@ def combinator(make: Callable[..., Monoid]) -> Callable[..., Monoid]:
             result: Monoid = HOOKS.compiled_combinator(name, ops, rest)
             return result
         monoids = tuple([as_monoid(op) for op in ops])
-        try:
-            hash(rest)
-        except TypeError:  # a list of element dimensions, or a callable that has no hash
+        if not all(is_itself(value) for value in rest):
             return known.__wrapped__(monoids, *rest)
         return known(monoids, *rest)
 

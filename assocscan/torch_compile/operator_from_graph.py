@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from operator import delitem, setitem
 from typing import Any
 
 import torch
@@ -96,6 +97,9 @@ class Part:
             n.args[1]: n for n in self.first.users if n.op == "call_function" and n is not self.last
         }
         needed = ancestors(self.last)
+        for node in nodes[nodes.index(self.first) : nodes.index(self.last)]:
+            if writes(node):  # no result depends on the node, but on what it writes to
+                needed |= {node, *ancestors(node)}
         self.inner: list[Node] = []  # what depends on the arguments, in the graph's order
         inside = {self.first}
         for node in nodes:
@@ -123,6 +127,26 @@ class Part:
             copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output(tuple(copies[n] for n in self.results()))
         return GraphModule(torch.nn.Module(), graph)
+
+
+def writes(node: Node) -> bool:
+    """Whether the operation changes a tensor in place."""
+    if "out" in node.kwargs or node.target in (setitem, delitem):
+        return True
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return node.op in ("call_method", "call_function") and is_in_place(name)
+
+
+def is_in_place(name: str) -> bool:
+    """Whether torch's functions of this name change their first argument: `add_`, `__iadd__`."""
+    return (name.endswith("_") and not name.endswith("__")) or name in AUGMENTED
+
+
+AUGMENTED = frozenset(
+    f"__{name}__" if dunder else name
+    for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior")
+    for dunder in (False, True)
+)
 
 
 def ancestors(node: Node) -> set[Node]:

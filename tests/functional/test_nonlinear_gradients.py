@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
-from assocscan import nonlinear_recurrence
+from assocscan import FallbackWarning, nonlinear_recurrence
 
 
 @pytest.mark.exhaustive
@@ -215,3 +215,26 @@ def test_states_that_lower_hides_are_saved_once() -> None:
         kept = saved_by(lambda: run(LSTM, given, lower=lambda h: h[0], backend="cpu"))
         large = {t.data_ptr() for t in kept if t.dim() == 3} - {t.data_ptr() for t in leaves}
         assert len(large) == 2  # h, which is returned, and c
+
+
+def test_a_custom_function_counts_wherever_its_derivative_differs() -> None:
+    """A surrogate that is 0 on the elements that are tried is another derivative elsewhere."""
+
+    class Spike(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, v: Tensor) -> Tensor:
+            ctx.save_for_backward(v)
+            return (v > 0).to(v.dtype)
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            (v,) = ctx.saved_tensors
+            return g * (1 - v.abs()).clamp(min=0)
+
+    def step(h: Tensor, x: Tensor) -> Tensor:
+        return 0.9 * h + x - Spike.apply(h - 3.0)
+
+    x = torch.full((1, 4), 2.4, dtype=torch.float64, requires_grad=True)
+    with pytest.warns(FallbackWarning, match="autograd"):
+        nonlinear_recurrence(step, x, 0.0).sum().backward()
+    torch.testing.assert_close(x.grad, torch.tensor([[2.355, 2.71, 1.9, 1.0]], dtype=torch.float64))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -189,3 +190,18 @@ def test_segmented_elements_keep_their_structure() -> None:
     a = torch.rand(4)
     with pytest.raises(ScanTypeError, match=r"xs\[0\] is a list of 2, but 'affine' takes"):
         associative_scan(segmented(ops.affine), ([a, a], a > 0.5))
+
+
+def test_callables_that_are_equal_and_differ() -> None:
+    """1 == 1.0, and so are these two; their lifts are not."""
+
+    @dataclass(frozen=True)
+    class Scale:
+        factor: float
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.factor
+
+    x = torch.tensor([1, 2, 3])
+    found = [associative_scan(with_lift(ops.sum, Scale(k)), x) for k in (1, 1.0, 1)]
+    assert [t.dtype for t in found] == [torch.int64, torch.float32, torch.int64]

@@ -178,12 +178,11 @@ def selects(op: Operator) -> bool:
 
 
 def forgets(op: Operator) -> bool:
-    """Whether combine computes with floats and selects by a flag of the state: what is NaN or
-    infinite within an aggregate may be left out further on."""
+    """Whether combine computes with floats and selects, by a flag of the state, say, or by a count:
+    what is NaN or infinite within an aggregate may be left out further on."""
     steps = op.combine.instructions
     computes = any(i.op in ("add", "sub", "mul", "div") and i.dtype in FLOATS for i in steps)
-    selects = any(i.op == "where" for i in steps) and "b1" in op.combine.output_dtypes
-    return computes and selects
+    return computes and any(i.op == "where" for i in steps)
 
 
 @functools.lru_cache(maxsize=1024)

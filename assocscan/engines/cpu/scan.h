@@ -8,7 +8,7 @@
 //   LEAVES, SHIFTED[], MOVES[] (whether a leaf has values at every step), DIRECT, EXCLUSIVE, HAS_INIT,
 //   HAS_EDGE, HAS_FINAL, REDUCES, SMALL, SEGMENTED, SHORT, RUN, WIDE, STEPS, LANES
 //   PRODUCT           whether combine is the product of two floats
-//   FORGETS           whether the state holds a flag by which combine selects
+//   FORGETS           whether combine selects, so that NaN in an aggregate may be left out
 //   SLOTS, SLOT[]     SLOT[leaf] numbers the leaves that go through a tile, of which there are SLOTS;
 //                     it is -1 for a leaf that is read or written in place
 // A leaf is one tensor; a port is one scalar of its element, at a constant offset.

@@ -64,6 +64,8 @@ def walk(x: Tensor, transition: Tensor, weights: Tensor, total: Total) -> tuple[
         ahead.append(total(x.unsqueeze(-1) + now, -2))
         x = without_greatest(ahead[-1] + weights[..., k, :])
         joint.append(x)
+    if total is not torch.logsumexp:  # nothing is subtracted that would part weights that tie
+        return torch.stack(ahead, -2), x
     known = torch.stack(joint[:-1], -2).logsumexp(-1, keepdim=True)
     return torch.stack(ahead, -2) - torch.where(known == -math.inf, 0.0, known), x
 
