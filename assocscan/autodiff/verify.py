@@ -126,7 +126,8 @@ def sample_differs(
 
 def has_custom_function(t: torch.Tensor) -> bool:
     """Whether a custom autograd.Function took part in making it."""
-    left, found = [t.grad_fn], set()
+    left: list[Any] = [t.grad_fn]
+    found: set[Any] = set()
     while left:
         node = left.pop()
         if node is None or node in found:

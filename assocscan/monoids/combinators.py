@@ -192,7 +192,8 @@ def is_itself(value: Any) -> bool:
     hold 1 and 1.0."""
     if isinstance(value, tuple):
         return all(is_itself(part) for part in value)
-    return type(value) in ITSELF or type(value).__eq__ is object.__eq__
+    compare: Any = type(value).__eq__
+    return type(value) in ITSELF or compare is object.__eq__
 
 
 ITSELF = frozenset((types.MethodType, types.BuiltinFunctionType, int, str, type(None)))
