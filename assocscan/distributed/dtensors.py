@@ -59,9 +59,11 @@ def run(function: Callable[..., Any], op: Any, xs: Any, axis: int, **options: An
     locals_ = unflatten([t.to_local() for t in leaves], spec)
     rest = without_axis(placements, axis)
     if options.get("init") is not None:
-        dims = carry_dims(op, leaves, spec, batch_ndim)
         init, init_spec = flatten(options["init"])
-        parts = [local_init(t, mesh, rest, along, n) for t, n in zip(init, dims(init), strict=True)]
+        ndims = [batch_ndim - 1] * len(init)
+        if len(init) == len(leaves) and not is_lifted(op, leaves, spec):
+            ndims = [t.dim() - 1 for t in leaves]
+        parts = [local_init(t, mesh, rest, along, n) for t, n in zip(init, ndims, strict=True)]
         options["init"] = unflatten(parts, init_spec)
     if along:
         called = OVER_RANKS[function.__name__]
@@ -147,27 +149,17 @@ def without_axis(placements: Placements, axis: int) -> Placements:
     )  # fmt: skip
 
 
-def carry_dims(
-    op: Any, leaves: list[Any], spec: Any, batch_ndim: int
-) -> Callable[[list[Any]], list[int]]:
-    """A function from leaves of init to their numbers of dimensions once they are expanded."""
+def is_lifted(op: Any, leaves: list[Any], spec: Any) -> bool:
+    """Whether a `lift` makes the state of xs, so that its leaves may have other dimensions."""
     operator = resolve_operator(op, unflatten(leaves, spec))
-    ndims: Sequence[int] = ()
-    if isinstance(operator, Monoid):
-        if operator.lift is not None:  # what it makes may have other dimensions: taken as they are
-            return lambda init: [getattr(t, "ndim", 0) for t in init]
-        ndims = operator.element_ndims(spec)
-    return lambda init: [
-        (batch_ndim if ndims else leaves[k].dim()) - 1 + (ndims[k] if ndims else 0)
-        for k in range(len(init))
-    ]
+    return isinstance(operator, Monoid) and operator.lift is not None
 
 
 def local_init(t: Any, mesh: Any, placements: Placements, along: Sequence[int], ndim: int) -> Any:
     """This rank's part of a leaf of init: a number, a tensor that every rank has, or a DTensor.
 
-    placements: of the carry. ndim: the dimensions of the leaf once it is expanded; where it lacks a
-    sharded one, or has it with size 1, every rank has the whole leaf.
+    placements: of the carry. ndim: the dimensions of the leaf once it is expanded, unless it has
+    more. Where it lacks a sharded one, or has it with size 1, every rank has the whole leaf.
     """
     if not isinstance(t, torch.Tensor):
         return t

@@ -134,18 +134,13 @@ def writes(node: Node) -> bool:
     if "out" in node.kwargs or node.target in (setitem, delitem):
         return True
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return node.op in ("call_method", "call_function") and is_in_place(name)
-
-
-def is_in_place(name: str) -> bool:
-    """Whether torch's functions of this name change their first argument: `add_`, `__iadd__`."""
-    return (name.endswith("_") and not name.endswith("__")) or name in AUGMENTED
+    is_method = name.endswith("_") and not name.endswith("__")  # such as add_
+    is_called = node.op in ("call_method", "call_function")
+    return is_called and (is_method or name.strip("_") in AUGMENTED)
 
 
 AUGMENTED = frozenset(
-    f"__{name}__" if dunder else name
-    for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior")
-    for dunder in (False, True)
+    "iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()
 )
 
 

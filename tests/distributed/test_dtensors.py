@@ -57,6 +57,36 @@ def check_dtensors(world: Rank) -> None:
                 torch.testing.assert_close(g.full_tensor(), e)
 
 
+def check_starts(world: Rank) -> None:
+    """An `init` that broadcasts to the carry. Its gradients are whole on every rank."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh, _ = meshes()[0]
+    generator = torch.Generator().manual_seed(0)
+    a, b, w = (torch.randn(4, 6, 4, dtype=torch.float64, generator=generator) for _ in range(3))
+    add = assocscan.with_lift(ops.sum, torch.square)
+    for shape in ((), (1,), (4,), (1, 4), (4, 1), (4, 4)):
+        start = torch.randn(shape, dtype=torch.float64, generator=generator)
+        for dim in range(3):
+            for op, tensors in ((ops.affine, [a, b]), (add, [a])):
+                found = []
+                for places in (None, [Shard(dim)]):
+                    own = start.clone().requires_grad_()
+                    given = [t.clone() for t in (*tensors, w)]
+                    if places is not None:
+                        given = [distribute_tensor(t, mesh, places) for t in given]
+                    *leaves, weights = (t.requires_grad_() for t in given)
+                    if op is add:
+                        y = assocscan.associative_scan(op, leaves[0], 1, init=own)
+                    else:
+                        _, y = assocscan.associative_scan(op, tuple(leaves), 1, init=(1.0, own))
+                    (y * weights).sum().backward()
+                    found.append([y, *(t.grad for t in (*leaves, own))])
+                for got, wanted in zip(found[1], found[0], strict=True):
+                    whole = got.full_tensor() if hasattr(got, "full_tensor") else got
+                    torch.testing.assert_close(whole, wanted)
+
+
 def check_refusals(world: Rank) -> None:
     from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
@@ -84,3 +114,7 @@ def test_dtensors(world: World) -> None:
 
 def test_refusals(world: World) -> None:
     world.run(check_refusals, 4)
+
+
+def test_starts(world: World) -> None:
+    world.run(check_starts, 4)

@@ -581,3 +581,24 @@ def test_packed_sequences() -> None:
         for a, b in ((0, 12), (12, 30)):
             alone = values(function(*given[:2], given[2][a:b]))[0]
             torch.testing.assert_close(packed[a:b], alone)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_exact_ties_go_to_the_smaller_state(seed: int) -> None:
+    """Weights that are whole numbers are added without rounding, so many paths tie."""
+    K, T = 9, 2000
+    generator = torch.Generator().manual_seed(seed)
+    initial, moves, seen = (
+        -torch.randint(0, 4, shape, generator=generator).double()
+        for shape in ((K,), (K, K), (T, K))
+    )
+    best, back = initial + seen[0], []
+    for t in range(1, T):
+        to = best[:, None] + moves
+        back.append([int(torch.nonzero(column == column.max())[0, 0]) for column in to.T])
+        best = to.amax(0) + seen[t]
+    path = [int(torch.nonzero(best == best.max())[0, 0])]
+    for before in reversed(back):
+        path.append(before[path[-1]])
+    found, weight = viterbi(initial, moves, seen)
+    assert found.tolist() == path[::-1] and weight == best.max()

@@ -101,9 +101,7 @@ def leave_to_hand(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Iterator[None]:
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     """A module's own random tensors are the same whatever was imported before it."""
     torch.manual_seed(zlib.crc32(collector.nodeid.encode()))
     return (yield)
