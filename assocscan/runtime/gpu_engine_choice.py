@@ -164,7 +164,10 @@ def too_wide_for_rows(spec: Spec, tensors: Given) -> str | None:
     return cuda_scan.too_large(spec.operator, spec.final, MOST_ROW_WORDS)
 
 
-ENGINES = {"cuda": prepare_cuda, "triton": triton_scan.prepare, "multipass": multipass.prepare}
+ENGINES = {
+    "cuda": prepare_cuda, "triton": triton_scan.prepare, "multipass": multipass.prepare,
+    "lookback": multipass.prepare_lookback,
+}  # fmt: skip
 
 
 def choose(spec: Spec, tensors: Given) -> tuple[str, str]:
@@ -185,8 +188,17 @@ def choose(spec: Spec, tensors: Given) -> tuple[str, str]:
     size = max((t.itemsize for t in inputs_of(spec, tensors)), default=4)
     few = FEW_PROGRAMS if size >= 4 else FEW_NARROW_PROGRAMS
     if count < few * processors(spec.device):
+        if goes_on(spec.device) and multipass.can_look_back(spec, tensors):
+            return "lookback", f"{count} programs would not fill the GPU: one for each tile"
         return "multipass", f"{count} programs would not fill the GPU: the axis is cut"
     return "triton", f"{count} programs fill the GPU: each walks its chains"
+
+
+def goes_on(device: torch.device) -> bool:
+    """Whether a program that has begun goes on while others wait for it: on NVIDIA's GPUs."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (7, 0)
 
 
 def walks_by_cuda(spec: Spec, tensors: Given) -> bool:

@@ -21,6 +21,7 @@ explains [c], [a] and [b]):
 from __future__ import annotations
 
 from .emitter import picked, pointer
+from .kernel import LOOKBACK_GROUP
 from .memory import Memory
 
 
@@ -34,7 +35,7 @@ class KernelBody(Memory):
         self.find_leaves()
         self.load_boundary()
         self.enter()
-        if self.kernel.single:
+        if self.kernel.one_tile:
             self("q = 0")
             self.iteration()
         else:
@@ -60,9 +61,9 @@ class KernelBody(Memory):
     def iteration(self) -> None:
         """One tile, in the form for it."""
         if not self.kernel.starts_from_carry:
-            self("carried = (q > 0) | entered" if self.kernel.cut == "rescan"
+            self("carried = (q > 0) | entered" if self.kernel.cut in ("rescan", "lookback")
                  else "carried = (q > 0)")  # fmt: skip
-        if not self.tile.prefetch or self.kernel.single:
+        if not self.tile.prefetch or self.kernel.one_tile:
             self.load("x", "q")
         self.unpack("x")
         if self.tile.segments == 1:
@@ -150,6 +151,10 @@ class KernelBody(Memory):
                 self.combine("k", "s")
         if self.writes:
             self.scan_before("k")
+            if self.kernel.cut == "lookback":
+                self.find_end()
+                self.take("e", "i", "a")
+                self.look_back()
             self.find_prefix()
             self.walk_items()
         else:
@@ -185,6 +190,73 @@ class KernelBody(Memory):
             begin = "q" if kernel.cut == "whole" else "first - q"
             self(f"hit = (size - 1 - {begin}) // {self.tile.items} == segment")
             self.take_final("w")
+
+    def look_back(self) -> None:
+        """h: the carry before our tile, from its total e and those of the tiles before it.
+
+        Tiles are in groups. A tile publishes its total (flag 1), waits for those of the earlier
+        tiles of its group (m: all of these), and for the prefix p up to the end of the group
+        before, which the last tile of a group publishes (flag 2). So totals are always combined in
+        one order, whichever program comes first, and only the last tiles wait for each other.
+        """
+        count = LOOKBACK_GROUP
+        self(f"""
+            tl.store(after[a]_ptr + flat, e[a], mask=present)
+            tl.debug_barrier()
+            tl.atomic_xchg(flags + own_flag, 1, sem="release")
+            rank = chunk % {count}
+            member = tl.arange(0, {count})[:, None]
+            earlier = member < rank
+            at_member = flags + own_flag + (member - rank) * blocks
+            waiting = rank > 0
+            while waiting:
+                seen = tl.atomic_add(at_member, 0, mask=earlier, sem="acquire")
+                waiting = tl.min(tl.where(earlier, seen, 1)) == 0
+            tl.debug_barrier()
+            shown = tl.broadcast_to(earlier & present, [{count}, {self.tile.chains}])
+            beside = flat + (member - rank) * lanes
+            m[a] = tl.load(after[a]_ptr + beside, mask=shown, other=0, volatile=True)
+        """)
+        scanned = self.as_bytes("m")
+        scanned = f"({scanned})" if len(self.components["a"]) > 1 else scanned
+        self(f"""
+            m[*a] = tl.associative_scan({scanned}, 0, combine)
+            m[b] = m[b] != 0
+        """)
+        here = f"tl.broadcast_to(member == rank - 1, [{count}, {self.tile.chains}])"
+        for c in self.components["a"]:
+            self(f"m{c} = {picked(f'm{c}', here, 0, self.kinds[c])}")
+        self(f"""
+            t[*a] = combine({self.as_bytes("m")}, {self.as_bytes("e")})
+            t[b] = t[b] != 0
+            alone = {self.on_carry("rank")} == 0
+            t[a] = tl.where(alone, e[a], t[a])
+            begun = chunk >= {count}
+            at_before = flags + own_flag - (rank + 1) * blocks
+            waiting = begun
+            while waiting:
+                waiting = tl.atomic_add(at_before, 0, sem="acquire") != 2
+            tl.debug_barrier()
+            before = flat - (rank + 1) * lanes
+            p[a] = tl.load(before[a]_ptr + before, mask=present & begun, other=0, volatile=True)
+            later = {self.on_carry("begun")}
+            q[*a] = combine({self.as_bytes("p")}, {self.as_bytes("t")})
+            q[b] = q[b] != 0
+            q[a] = tl.where(later, q[a], t[a])
+        """)
+        with self.block(f"if rank == {count - 1}:"):
+            self("""
+                tl.store(before[a]_ptr + flat, q[a], mask=present)
+                tl.debug_barrier()
+                tl.atomic_xchg(flags + own_flag, 2, sem="release")
+            """)
+        self(f"""
+            c[*a] = combine({self.as_bytes("p")}, {self.as_bytes("m")})
+            c[b] = c[b] != 0
+            c[a] = tl.where(alone, p[a], c[a])
+            c[a] = tl.where(later, c[a], m[a])
+        """)
+        self.enter_from("c")
 
     # Between elements.
 
@@ -232,7 +304,7 @@ class KernelBody(Memory):
 
     def carry_on(self) -> None:
         """h: the carry after this iteration."""
-        if self.kernel.single:
+        if self.kernel.one_tile:
             return
         self.find_end()
         self.take("e", "i", "a")

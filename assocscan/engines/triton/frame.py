@@ -59,6 +59,8 @@ class Frame(Emitter):
         """Which chains this program has: the index of each dimension, `lane` for the innermost."""
         kernel, chains = self.kernel, self.tile.chains
         self.find_program()
+        if kernel.cut == "lookback":  # in the order of the axis: programs wait for those before
+            self(f"index = tl.cast(tl.atomic_add(flags, 1, sem='relaxed'), {self.index})")
         if kernel.lanes:
             self(f"""
                 blocks = tl.cdiv(lanes, {chains})
@@ -71,6 +73,13 @@ class Frame(Emitter):
             self(f"""
                 index = index * {chains} + tl.arange(0, {chains})[:, None]
                 present = index < chains
+            """)
+        if kernel.cut == "lookback":
+            self(f"""
+                groups = tl.num_programs(0) // (blocks * chunks)
+                chunk = index // groups
+                index = index % groups * chunks + chunk
+                own_flag = 1 + index * blocks + first_lane // {chains}
             """)
         if kernel.cut != "whole":
             self("flat = index * lanes + lane" if kernel.lanes else "flat = index")
@@ -146,7 +155,9 @@ class Frame(Emitter):
             if c not in given:
                 constant = 0 if constants is None else decode(constants[c])
                 self(f"h{c} = {self.on_carry(TRITON.literal(constant, self.kinds[c]))}")
-        if kernel.cut == "rescan":
+        if kernel.cut == "lookback":
+            self(f"entered = {self.on_carry('first')} > 0")
+        elif kernel.cut == "rescan":
             self.enter_chunk()
         if kernel.final and self.tile.segments > 1:
             self("last[c] = h[c]")
@@ -157,13 +168,17 @@ class Frame(Emitter):
         row = "flat - lanes" if self.kernel.lanes else "flat - 1"
         loaded = f"tl.load(before[a]_ptr + {row}, mask=present & entered, other=0)"
         self(f"c[a] = {self.on_carry(loaded)}")
+        self.enter_from("c")
+
+    def enter_from(self, before: str) -> None:
+        """h: the carry after all chunks before, where there are any."""
         if self.kernel.starts_from_carry:
-            self("""
-                d[*c] = advance(h[*c], c[*a])
+            self(f"""
+                d[*c] = advance(h[*c], {before}[*a])
                 h[c] = tl.where(entered, d[c], h[c])
             """)
         else:
-            self("h[c] = tl.where(entered, c[c], h[c])")
+            self(f"h[c] = tl.where(entered, {before}[c], h[c])")
 
     # After the loop.
 
@@ -177,7 +192,7 @@ class Frame(Emitter):
             return
         state = "h" if self.tile.segments == 1 else "last"
         ours = "present"
-        if kernel.cut == "rescan":  # only the chunk with the sequence's last step, or its only one
+        if kernel.cut != "whole":  # only the chunk with the sequence's last step, or its only one
             self(f"""
                 end = {self.on_carry("first + count")}
                 start = {self.on_carry("first")}

@@ -14,9 +14,10 @@ import torch
 
 from ...program.operator import Operator
 
-Cut = Literal["whole", "totals", "rescan"]
+Cut = Literal["whole", "totals", "rescan", "lookback"]
 # Roles of leaves: input, output, init, final, edge; of single components of chunk carries: before
 # (all chunks up to this one) and after (this chunk's total).
+LOOKBACK_GROUP = 32  # tiles whose totals are combined together in a look-back
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ class TritonKernel:
     single: the axis fits in one tile. outer: how many outer dimensions are decoded from the index.
     init, final, shifted, boundary: as in a `ScanSpec`. packed: sequences with offsets.
     cut: the axis is whole, or in chunks of which `totals` computes the carries and `rescan` the
-    outputs. wide: 64-bit index arithmetic. full: all tiles of lanes are full, and nothing is
-    masked.
+    outputs; with `lookback` each chunk is a tile, whose program waits for those before it. wide:
+    64-bit index arithmetic. full: all tiles of lanes are full, and nothing is masked.
     """
 
     operator: Operator
@@ -87,6 +88,11 @@ class TritonKernel:
     cut: Cut = "whole"
     wide: bool = False
     full: bool = False
+
+    @property
+    def one_tile(self) -> bool:
+        """Whether a program has one tile iteration."""
+        return self.single or self.cut == "lookback"
 
     @cached_property
     def aggregate_components(self) -> list[int]:
@@ -134,6 +140,8 @@ class TritonKernel:
 
     def tables(self) -> list[str]:
         """The integer tensors that say where sequences and chunks begin."""
+        if self.cut == "lookback":
+            return ["flags"]
         if not self.packed:
             return []
         return ["offsets"] if self.cut == "whole" else ["offsets", "chunk_sequence", "chunk_first"]

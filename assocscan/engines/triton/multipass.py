@@ -16,17 +16,21 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from ...program.dtypes import EXACT_DTYPES
 from ...program.operator import Leaf, Operator, spans
 from ...program.operator_names import composed
 from ...program.program_builder import Builder
 from ..base.chunk_tables import add_chunk_tables, count_chunks, cut_axis
-from ..base.commands import Slot
+from ..base.commands import Slot, SlotArgument
 from ..base.device_properties import processors
 from ..base.executable import CommandList, Executable
-from ..base.layout import lay_out, tensors_by_name
+from ..base.explained_plan import Plan
+from ..base.layout import lay_out, scalar_size, tensors_by_name
 from ..base.scan_spec import ScanSpec, TensorSpec
 from . import prepare as triton_scan
+from . import tiles
 from .prepare import Spec, add_launch, copy_spread
 from .tiles import choose_chunk
 
@@ -67,6 +71,53 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
     return commands.build(
         outputs, finals, lambda: triton_scan.plan_of(spec, layout, rescan, length)
     )
+
+
+def prepare_lookback(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
+    """One pass over lanes of one sequence: every program has one tile, and waits for the carry from
+    the tiles before it. For devices on which a program that has begun goes on, and for scans that
+    `can_look_back`."""
+    given = tensors_by_name(spec, tensors)
+    layout, op = lay_out(spec, given), spec.operator
+    tile = tile_of_lookback(spec, tensors)
+    chunks = -(-spec.length // tile.steps)
+    built = triton_scan.build(spec, layout, "lookback", chunks, tile.steps, tile)
+    commands = CommandList(spec, tensors)
+    copy_spread(commands, layout, given, layout.leaves)
+    outputs, finals = commands.allocate_results(layout)
+    for role in ("after", "before"):
+        for c in op.aggregate_components(spec.final):
+            dtype = EXACT_DTYPES[op.combine.output_dtypes[c]]
+            commands.slots[role, c] = commands.allocate(built.carries, dtype)
+    shape, like = (1 + built.grid[0],), SlotArgument(outputs[0])
+    made = TensorSpec.dense(shape, torch.int32, spec.device)
+    zeros = torch.ops.aten.new_zeros.default
+    add_launch(commands, built, [commands.torch(zeros, (like, shape, torch.int32), made)])
+
+    def plan() -> Plan:
+        return replace(triton_scan.plan_of(spec, layout, built), engine="triton (look-back)")
+
+    return commands.build(outputs, finals, plan)
+
+
+def can_look_back(spec: Spec, tensors: Sequence[TensorSpec | None]) -> bool:
+    """Whether there is a kernel of a look-back for a scan: of lanes, of one sequence of several
+    tiles, with outputs, and with states of few scalars."""
+    op = spec.operator
+    wide = tiles.width(op) > tiles.LOOKBACK_WIDTH
+    if spec.sequences is not None or not op.outputs or op.sequential or tiles.loops(op) or wide:
+        return False
+    if spec.chains == 0 or not op.aggregate_components(spec.final) or not op.used_inputs:
+        return False
+    if spec.length <= tile_of_lookback(spec, tensors).steps:
+        return False
+    return triton_scan.has_lanes(lay_out(spec, tensors_by_name(spec, tensors)), spec.axis)
+
+
+def tile_of_lookback(spec: Spec, tensors: Sequence[TensorSpec | None]) -> tiles.Tile:
+    inputs = [t for t in tensors[: len(spec.operator.inputs)] if t is not None]
+    size = max((scalar_size(t.dtype) for t in inputs), default=4)
+    return tiles.lookback_tile(spec.operator, size, spec.chains, spec.device.type == "cpu")
 
 
 def add_scan(

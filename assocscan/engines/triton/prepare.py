@@ -27,7 +27,7 @@ from ..base.layout import (
 )
 from ..base.scan_spec import Name, ScanSpec, TensorSpec, check_memory
 from . import loader as triton_loader
-from .kernel import Cut, Port, TritonKernel
+from .kernel import Cut, Port, Tile, TritonKernel
 from .source import source
 from .tiles import Shape, choose
 
@@ -184,8 +184,9 @@ def plan_of(spec: Spec, layout: Layout, built: LoadedKernel, chunk: int = 0) -> 
 
 
 def build(
-    spec: Spec, layout: Layout, cut: Cut = "whole", chunks: int = 1, chunk_length: int = 0
-) -> LoadedKernel:
+    spec: Spec, layout: Layout, cut: Cut = "whole", chunks: int = 1, chunk_length: int = 0,
+    tile: Tile | None = None,
+) -> LoadedKernel:  # fmt: skip
     """The kernel and its arguments; with a cut, for chunks of that many steps."""
     op, axis = spec.operator, spec.axis
     lanes = layout.rows[-1] if has_lanes(layout, axis) else None
@@ -209,7 +210,8 @@ def build(
         (spec.reverse or bool(spec.shifted)) and spec.sequences is None and spec.length % 16 == 0,
         any(w.dtype.is_complex for w in read),
     )
-    tile = choose(op, shape, spec.device.type == "cpu")
+    if tile is None:
+        tile = choose(op, shape, spec.device.type == "cpu")
     kernel = TritonKernel(
         op, tile, lanes is not None,
         lanes is None and spec.sequences is None and cut == "whole"
@@ -274,8 +276,8 @@ def ports(
             walk.dtype, walk.component_offsets, unit(walk.strides[spec.axis]), unit(inner), strides
         )  # fmt: skip
         found.append((role, k, port))
-    if cut != "whole":
-        role = "after" if cut == "totals" else "before"
+    roles = {"totals": ("after",), "rescan": ("before",), "lookback": ("after", "before")}
+    for role in roles.get(cut, ()):
         found.extend((role, c, Port(torch.float32, (0,), 0, 1, ())) for c in aggregate)
     return tuple(found)
 

@@ -6,7 +6,7 @@ The measurements behind the constants: docs/performance/triton.md.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...program.operator import Operator
 from ..base.forced_choices import Override
@@ -65,6 +65,9 @@ CHUNKED_LANES = {
 }
 # Of complex numbers in adjacent lanes.
 COMPLEX_LANES = Tile(16, 4, 8, 2, stages=3)
+# Of a look-back, where a program has one tile: scalars of 4 bytes; of fewer, few and many lanes.
+LOOKBACK_LANES, NARROW_LOOKBACK = Tile(16, 16, 16, 4), (Tile(16, 32, 16, 8), Tile(32, 8, 16, 2))
+FEW_LOOKBACK, LOOKBACK_WIDTH = 256, 4  # lanes of NARROW_LOOKBACK; scalars of a state at most
 # The most steps of a chunk of the multi-pass engine.
 CHUNK = 4096
 # Shared memory for the stages of a tile of lanes, so that two programs share a multiprocessor.
@@ -146,6 +149,16 @@ def choose_chunk(length: int, chains: int, processors: int, interpreted: bool) -
     wanted = length * chains // (processors * 256)
     chunk = min(max(power_of_two(wanted), CHUNK // 4), CHUNK)
     return chunk if tile is None else max(chunk, tile.steps)
+
+
+def lookback_tile(op: Operator, size: int, chains: int, interpreted: bool) -> Tile:
+    """The tile of a look-back over so many chains, of inputs of this size in bytes."""
+    tile = forced_tile()
+    if tile is not None or interpreted:
+        return tile or Tile(16, 4, 2, 1)
+    best = LOOKBACK_LANES if size >= 4 else NARROW_LOOKBACK[chains > FEW_LOOKBACK]
+    heavy = power_of_two(max(1, width(op) // 2, (len(op.used_inputs) + 1) // 2))
+    return replace(best, items=max(2, best.items // heavy))
 
 
 def walked_tile(op: Operator, shape: Shape, most: int, forced: Tile | None) -> Tile:
