@@ -188,7 +188,7 @@ def choose(spec: Spec, tensors: Given) -> tuple[str, str]:
     size = max((t.itemsize for t in inputs_of(spec, tensors)), default=4)
     few = FEW_PROGRAMS if size >= 4 else FEW_NARROW_PROGRAMS
     if count < few * processors(spec.device):
-        if goes_on(spec.device) and multipass.can_look_back(spec, tensors):
+        if goes_on(spec.device) and multipass.look_back_pays(spec, tensors):
             return "lookback", f"{count} programs would not fill the GPU: one for each tile"
         return "multipass", f"{count} programs would not fill the GPU: the axis is cut"
     return "triton", f"{count} programs fill the GPU: each walks its chains"

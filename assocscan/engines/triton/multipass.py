@@ -114,10 +114,16 @@ def can_look_back(spec: Spec, tensors: Sequence[TensorSpec | None]) -> bool:
     return triton_scan.has_lanes(lay_out(spec, tensors_by_name(spec, tensors)), spec.axis)
 
 
+def look_back_pays(spec: Spec, tensors: Sequence[TensorSpec | None]) -> bool:
+    """Whether a look-back is faster than passes, where it can be and programs go on."""
+    few = len(spec.operator.used_inputs) <= tiles.LOOKBACK_READ
+    return few and can_look_back(spec, tensors)
+
+
 def tile_of_lookback(spec: Spec, tensors: Sequence[TensorSpec | None]) -> tiles.Tile:
     inputs = [t for t in tensors[: len(spec.operator.inputs)] if t is not None]
     size = max((scalar_size(t.dtype) for t in inputs), default=4)
-    return tiles.lookback_tile(spec.operator, size, spec.chains, spec.device.type == "cpu")
+    return tiles.lookback_tile(spec.operator, size, spec.device.type == "cpu")
 
 
 def add_scan(

@@ -65,9 +65,11 @@ CHUNKED_LANES = {
 }
 # Of complex numbers in adjacent lanes.
 COMPLEX_LANES = Tile(16, 4, 8, 2, stages=3)
-# Of a look-back, where a program has one tile: scalars of 4 bytes; of fewer, few and many lanes.
-LOOKBACK_LANES, NARROW_LOOKBACK = Tile(16, 16, 16, 4), (Tile(16, 32, 16, 8), Tile(32, 8, 16, 2))
-FEW_LOOKBACK, LOOKBACK_WIDTH = 256, 4  # lanes of NARROW_LOOKBACK; scalars of a state at most
+# Of a look-back, where a program has one tile: scalars of 4 bytes and more, and of fewer. A thread
+# has at most LOOKBACK_WORDS of inputs, in words of 4 bytes.
+LOOKBACK_LANES, NARROW_LOOKBACK, LOOKBACK_WORDS = Tile(16, 16, 32, 4), Tile(32, 16, 32, 4), 64
+# Words of a state at most; scalars that are read at one step, beyond which passes are faster.
+LOOKBACK_WIDTH, LOOKBACK_READ = 4, 2
 # The most steps of a chunk of the multi-pass engine.
 CHUNK = 4096
 # Shared memory for the stages of a tile of lanes, so that two programs share a multiprocessor.
@@ -151,14 +153,17 @@ def choose_chunk(length: int, chains: int, processors: int, interpreted: bool) -
     return chunk if tile is None else max(chunk, tile.steps)
 
 
-def lookback_tile(op: Operator, size: int, chains: int, interpreted: bool) -> Tile:
-    """The tile of a look-back over so many chains, of inputs of this size in bytes."""
+def lookback_tile(op: Operator, size: int, interpreted: bool) -> Tile:
+    """The tile of a look-back over inputs of this size in bytes."""
     tile = forced_tile()
     if tile is not None or interpreted:
         return tile or Tile(16, 4, 2, 1)
-    best = LOOKBACK_LANES if size >= 4 else NARROW_LOOKBACK[chains > FEW_LOOKBACK]
-    heavy = power_of_two(max(1, width(op) // 2, (len(op.used_inputs) + 1) // 2))
-    return replace(best, items=max(2, best.items // heavy))
+    best = NARROW_LOOKBACK if size < 4 else LOOKBACK_LANES
+    items = best.items // power_of_two(max(1, width(op) // 2))
+    segments = best.chains * best.segments // (32 * best.warps)  # of a thread
+    while items > 1 and segments * items * len(op.used_inputs) * size > 4 * LOOKBACK_WORDS:
+        items //= 2
+    return replace(best, items=items)
 
 
 def walked_tile(op: Operator, shape: Shape, most: int, forced: Tile | None) -> Tile:

@@ -14,7 +14,7 @@ from table import GPU
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from assocscan import associative_scan, linear_recurrence, ops
+from assocscan import associative_scan, explain, linear_recurrence, ops
 from assocscan.engines.base import forced_choices
 from assocscan.engines.base.scan_spec import TensorSpec
 from assocscan.engines.triton import multipass
@@ -146,8 +146,16 @@ def test_what_does_not_look_back(looked_back: list[int]) -> None:
     assert not looked_back
 
 
-def test_where_auto_takes_it() -> None:
+def test_where_auto_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On NVIDIA's GPUs without CuPy, for elements of two scalars at most."""
     if HERE:
         assert not gpu_engine_choice.goes_on(torch.device("cpu"))
         return
     assert gpu_engine_choice.goes_on(torch.device("cuda"))
+    for name in ("no_cuda", "cuda_reason"):
+        monkeypatch.setattr(gpu_engine_choice, name, lambda *_: "hidden")
+    x = drawn(1, 1 << 16, 64).cuda()
+    z = torch.complex(x, x)
+    assert explain(ops.affine, (x, x), 1).engine == "triton (look-back)"
+    assert explain(ops.sum, x, 1, reverse=True).engine == "triton (look-back)"
+    assert explain(ops.affine, (z, z), 1).engine.startswith("multipass")
