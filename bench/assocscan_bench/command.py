@@ -91,6 +91,14 @@ def chosen_suites(given: argparse.Namespace, parser: argparse.ArgumentParser) ->
     return list(given.suites)
 
 
+def settings_of(given: argparse.Namespace) -> Settings:
+    return Settings(
+        torch.device(given.device), given.quick, given.peers, tuple(given.shape), given.lengths,
+        given.dtype, (given.which,) if given.which else (), given.backend or "auto", given.op,
+        given.repeat,
+    )  # fmt: skip
+
+
 def run(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run the suites and write what they found; 1 where nothing could be measured at all, or where
     a result of assocscan is wrong. An interrupt (Ctrl-C) ends it after what was measured until then
@@ -98,11 +106,7 @@ def run(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     suites = chosen_suites(given, parser)
     if not suites:
         parser.error("no suite takes all of these options")
-    settings = Settings(
-        torch.device(given.device), given.quick, given.peers, tuple(given.shape), given.lengths,
-        given.dtype, (given.which,) if given.which else (), given.backend or "auto", given.op,
-        given.repeat,
-    )  # fmt: skip
+    settings = settings_of(given)
     said: TextIO = sys.stderr if given.json else sys.stdout
     prepare_runner(given.quick)
     where = records.environment(settings)
