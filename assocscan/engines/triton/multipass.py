@@ -27,7 +27,7 @@ from ..base.commands import Slot, SlotArgument
 from ..base.device_properties import processors
 from ..base.executable import CommandList, Executable
 from ..base.explained_plan import Plan
-from ..base.layout import lay_out, scalar_size, tensors_by_name
+from ..base.layout import Layout, lay_out, scalar_size, tensors_by_name
 from ..base.scan_spec import ScanSpec, TensorSpec
 from . import prepare as triton_scan
 from . import tiles
@@ -79,7 +79,7 @@ def prepare_lookback(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Execut
     `can_look_back`."""
     given = tensors_by_name(spec, tensors)
     layout, op = lay_out(spec, given), spec.operator
-    tile = tile_of_lookback(spec, tensors)
+    tile = tile_of_lookback(spec, tensors, layout)
     chunks = -(-spec.length // tile.steps)
     built = triton_scan.build(spec, layout, "lookback", chunks, tile.steps, tile)
     commands = CommandList(spec, tensors)
@@ -109,21 +109,27 @@ def can_look_back(spec: Spec, tensors: Sequence[TensorSpec | None]) -> bool:
         return False
     if spec.chains == 0 or not op.aggregate_components(spec.final) or not op.used_inputs:
         return False
-    if spec.length <= tile_of_lookback(spec, tensors).steps:
+    layout = lay_out(spec, tensors_by_name(spec, tensors))
+    if not triton_scan.has_lanes(layout, spec.axis):
         return False
-    return triton_scan.has_lanes(lay_out(spec, tensors_by_name(spec, tensors)), spec.axis)
+    return spec.length > tile_of_lookback(spec, tensors, layout).steps
 
 
 def look_back_pays(spec: Spec, tensors: Sequence[TensorSpec | None]) -> bool:
-    """Whether a look-back is faster than passes, where it can be and programs go on."""
-    few = len(spec.operator.used_inputs) <= tiles.LOOKBACK_READ
-    return few and can_look_back(spec, tensors)
+    """Whether a look-back is faster than passes, where programs that have begun go on: lanes fill
+    its tiles. Where they do not, Triton moves values between threads."""
+    if len(spec.operator.used_inputs) > tiles.LOOKBACK_READ or not can_look_back(spec, tensors):
+        return False
+    layout = lay_out(spec, tensors_by_name(spec, tensors))
+    return layout.rows[-1].size % tile_of_lookback(spec, tensors, layout).chains == 0
 
 
-def tile_of_lookback(spec: Spec, tensors: Sequence[TensorSpec | None]) -> tiles.Tile:
+def tile_of_lookback(
+    spec: Spec, tensors: Sequence[TensorSpec | None], layout: Layout
+) -> tiles.Tile:
     inputs = [t for t in tensors[: len(spec.operator.inputs)] if t is not None]
     size = max((scalar_size(t.dtype) for t in inputs), default=4)
-    return tiles.lookback_tile(spec.operator, size, spec.device.type == "cpu")
+    return tiles.lookback_tile(spec.operator, size, layout.rows[-1].size, spec.device.type == "cpu")
 
 
 def add_scan(

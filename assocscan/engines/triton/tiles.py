@@ -65,9 +65,10 @@ CHUNKED_LANES = {
 }
 # Of complex numbers in adjacent lanes.
 COMPLEX_LANES = Tile(16, 4, 8, 2, stages=3)
-# Of a look-back, where a program has one tile: scalars of 4 bytes and more, and of fewer. A thread
-# has at most LOOKBACK_WORDS of inputs, in words of 4 bytes.
-LOOKBACK_LANES, NARROW_LOOKBACK, LOOKBACK_WORDS = Tile(16, 16, 32, 4), Tile(32, 16, 32, 4), 64
+# Of a look-back, where a program has one tile: scalars of 4 bytes and more, of fewer, and eight
+# lanes. A thread has inputs of at most LOOKBACK_WORDS scalars of 4 bytes, twice as many of 2.
+LOOKBACK_LANES, NARROW_LOOKBACK = Tile(16, 16, 32, 4), Tile(32, 16, 32, 4)
+EIGHT_LOOKBACK, LOOKBACK_WORDS = Tile(8, 32, 32, 4), 64
 # Words of a state at most; scalars that are read at one step, beyond which passes are faster.
 LOOKBACK_WIDTH, LOOKBACK_READ = 4, 2
 # The most steps of a chunk of the multi-pass engine.
@@ -153,15 +154,16 @@ def choose_chunk(length: int, chains: int, processors: int, interpreted: bool) -
     return chunk if tile is None else max(chunk, tile.steps)
 
 
-def lookback_tile(op: Operator, size: int, interpreted: bool) -> Tile:
-    """The tile of a look-back over inputs of this size in bytes."""
+def lookback_tile(op: Operator, size: int, lanes: int, interpreted: bool) -> Tile:
+    """The tile of a look-back over so many lanes, of inputs of this size in bytes."""
     tile = forced_tile()
     if tile is not None or interpreted:
         return tile or Tile(16, 4, 2, 1)
     best = NARROW_LOOKBACK if size < 4 else LOOKBACK_LANES
-    items = best.items // power_of_two(max(1, width(op) // 2))
+    best = EIGHT_LOOKBACK if lanes == EIGHT_LOOKBACK.chains else best
+    items = best.items // power_of_two(max(1, width(op) // 2, size // 4))
     segments = best.chains * best.segments // (32 * best.warps)  # of a thread
-    while items > 1 and segments * items * len(op.used_inputs) * size > 4 * LOOKBACK_WORDS:
+    while items > 1 and segments * items * len(op.used_inputs) * min(size, 4) > 4 * LOOKBACK_WORDS:
         items //= 2
     return replace(best, items=items)
 

@@ -159,3 +159,4 @@ def test_where_auto_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert explain(ops.affine, (x, x), 1).engine == "triton (look-back)"
     assert explain(ops.sum, x, 1, reverse=True).engine == "triton (look-back)"
     assert explain(ops.affine, (z, z), 1).engine.startswith("multipass")
+    assert explain(ops.sum, x[..., :4].contiguous(), 1).engine.startswith("multipass")
