@@ -56,7 +56,9 @@ PATIENCE = 30  # seconds for a run to write what it has, after it was interrupte
 def bench(words: list[str]) -> None:
     """The command, in a process that has imported it."""
     from assocscan.__main__ import main
+    from assocscan_bench.output import plots
 
+    plots.draw = lambda *_: []  # `benchmark_plots` draws them, when the GPU is no longer lent
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main(["bench", *words]))
 
