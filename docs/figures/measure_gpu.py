@@ -19,7 +19,8 @@ from typing import Any
 
 from measuring import ROOT, Run, measure_all
 
-sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+FOLDERS = [str(ROOT), str(ROOT / "bench"), str(ROOT / "docs" / "figures")]
+sys.path[:0] = FOLDERS
 
 PEERS = "accelerated-scan,fpscan,'fla chunk'"
 SHORT = "--shape 8,256,1536 --shape 8,300,1536"
@@ -95,7 +96,10 @@ def main() -> int:
     names, began = given.names or list(RUNS), time.monotonic()
     until = began + given.seconds
     options = ["--device", given.device, "--repeat", str(given.repeat)]
-    # Processes are forked from one that has imported everything and has not asked for the GPU.
+    # Processes are forked from one that has imported everything and has not asked for the GPU. It
+    # does not take over sys.path.
+    others = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*FOLDERS, *([others] if others else [])])
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(MODULES)
     if given.compile:
