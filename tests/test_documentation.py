@@ -8,7 +8,9 @@ import pydoc
 import re
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from repository import ROOT
@@ -144,40 +146,58 @@ def test_the_identity_that_is_said_is_the_operators() -> None:
     assert wrong == []
 
 
-def test_the_table_of_costs_is_that_of_its_runs() -> None:
-    space = runpy.run_path(str(ROOT / "docs/figures/operators_table.py"))
-    page = space["PAGE"].read_text(encoding="utf-8")
-    assert space["updated"](page) == page
-    listed = {name.split(" ")[0] for name in space["read"](space["CPU"])}
-    assert listed >= {*assocscan.ops.__all__}
-
-
-def test_the_readmes_times_are_those_of_its_run() -> None:
-    space = runpy.run_path(str(ROOT / "docs/figures/speed_table.py"))
-    page = space["PAGE"].read_text(encoding="utf-8")
-    assert space["updated"](page) == page
-    for row in space["ROWS"]:
-        assert space["line"](row) in page
-
-
-def test_the_tables_of_cpu_times_are_those_of_their_runs() -> None:
-    """Every table stands on its page, and its runs were those that `measure_cpu` would make."""
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
+    """The names of a script of docs/figures."""
     folder = ROOT / "docs/figures"
-    space = runpy.run_path(str(folder / "cpu_tables.py"))
+    monkeypatch.syspath_prepend(folder)
+    return lambda name: runpy.run_path(str(folder / f"{name}.py"))
+
+
+Script = Callable[[str], dict[str, Any]]
+
+
+def test_the_table_of_costs_is_that_of_its_runs(script: Script) -> None:
+    space = script("operators_table")
+    page = space["PAGE"].read_text(encoding="utf-8")
+    assert space["updated"](page) == page
+    for runs in (space["CPU"], space["GPU"]):
+        assert {name.split(" ")[0] for name in space["read"](runs)} >= {*assocscan.ops.__all__}
+
+
+def test_the_readmes_times_are_those_of_its_run(script: Script) -> None:
+    space = script("speed_table")
+    page = space["PAGE"].read_text(encoding="utf-8")
+    assert space["updated"](page) == page
+
+
+@pytest.mark.parametrize("device", ("cpu", "gpu"))
+def test_the_tables_of_times_are_those_of_their_runs(device: str, script: Script) -> None:
+    """Every table stands on its page, and its runs were those that the script would make."""
+    space = script(f"{device}_tables")
     for path, change in space["PAGES"].items():
         page = path.read_text(encoding="utf-8")
         assert change(page) == page
-    for name, (page, *_) in space["TABLES"].items():
-        assert space["BEGIN"].format(name) in (ROOT / "docs" / page).read_text(encoding="utf-8")
-    wanted = runpy.run_path(str(folder / "measure_cpu.py"))["RUNS"]
-    made = {name: run["words"] for name, run in space["runs"]().items()}
-    assert made.items() <= {name: run.words for name, run in wanted.items()}.items()
+    tables = importlib.import_module("tables")
+    for name, block in space["BLOCKS"].items():
+        begin = tables.mark(space["NAME"], name)
+        assert begin in (ROOT / "docs" / block.page).read_text(encoding="utf-8")
+    wanted = {name: run.said() for name, run in script(f"measure_{device}")["RUNS"].items()}
+    made = {name: run["words"] for name, run in space[device.upper()].notes.items()}
+    assert made.items() <= wanted.items()
 
 
-def test_one_command_makes_all_figures() -> None:
-    folder = ROOT / "docs/figures"
-    scripts = {path.stem for path in folder.glob("*.py")} - {"drawing", "redraw", "measure_cpu"}
-    assert {*runpy.run_path(str(folder / "redraw.py"))["SCRIPTS"]} == scripts
+def test_the_page_and_the_command_that_show_gpu_runs_are_made_of_them(script: Script) -> None:
+    for path, change in script("gpu_folder")["PAGES"].items():
+        text = path.read_text(encoding="utf-8")
+        assert change(text) == text
+
+
+def test_one_command_makes_all_figures(script: Script) -> None:
+    shared = {"drawing", "tables", "shared_tables", "measuring", "compiling"}
+    measured = {"redraw", "measure_cpu", "measure_gpu"}
+    scripts = {path.stem for path in (ROOT / "docs/figures").glob("*.py")} - shared - measured
+    assert {*script("redraw")["SCRIPTS"]} == scripts
 
 
 def test_the_readme_is_short() -> None:

@@ -397,17 +397,16 @@ def test_lanes_leave_broadcast_dimensions() -> None:
     assert few.of(x).shape == (1, 5, 8)
 
 
-def test_the_runs_of_the_docs_can_be_drawn() -> None:
-    """Each folder of docs/benchmarks has an origin; old CSVs, without some columns, are read."""
-    script = ROOT / "docs" / "figures" / "benchmark_plots.py"
-    space = runpy.run_path(str(script))
-    folders = {path.parent.name for path in space["BENCHMARKS"].glob("*/*.png")}
-    assert folders == space["ORIGINS"].keys()
-    assert all(name in origin for name, origin in (
-        (name.rpartition("-")[0], space["ORIGINS"][name]) for name in folders
-    ))  # fmt: skip
-    old = space["read"](space["BENCHMARKS"] / "2026-11-22-h100" / "cumsum.csv")
-    first = next(r for r in old if r.ms)
-    assert first.spread == pytest.approx((first.ms_high - first.ms_low) / first.ms)
-    new = space["read"](space["BENCHMARKS"] / "2026-11-24-h200" / "recurrence.csv")
-    assert {r.contender for r in new if r.is_wrong} == {"accelerated-scan warp"}
+def test_the_runs_of_the_docs_can_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each plot of docs/benchmarks is of a run there that the script names."""
+    folder = ROOT / "docs" / "figures"
+    monkeypatch.syspath_prepend(folder)
+    space = runpy.run_path(str(folder / "benchmark_plots.py"))
+    of_runs = {path for runs, names in space["PLOTS"].items() for name in names
+               for path in space["drawn"](runs.folder, name)}  # fmt: skip
+    assert of_runs == {*(ROOT / "docs" / "benchmarks").glob("*/*.png")}
+    for runs, names in space["PLOTS"].items():
+        for name in names:
+            read = space["read"](runs, name)
+            assert read and all(r.is_measured for r in read)
+            assert all(r.suite == runs.notes[name]["words"].split()[0] for r in read)

@@ -1,13 +1,8 @@
 """Draws the plots of docs/benchmarks from the CSVs there, as `python -m assocscan bench` does.
 
-python docs/figures/benchmark_plots.py [FOLDER …]
-
-The CSVs do not name the device and the versions: ORIGINS does, as the README of each folder. How
-many threads the host had was not written down. Older CSVs lack columns, which follow from others or
-stay empty.
+python docs/figures/benchmark_plots.py
 """
 
-import csv
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -15,44 +10,46 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-from assocscan_bench.output import plots
+from tables import CPU, GPU, Row, Runs
+
+from assocscan_bench.output import plots, records
 from assocscan_bench.output.records import Record
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-ORIGINS = {
-    "2026-11-21-h100": "H100 80GB, torch 2.11, 2026-11-21",
-    "2026-11-21-h200": "H200, torch 2.11, 2026-11-21",
-    "2026-11-22-h100": "H100 80GB, torch 2.11, 2026-11-22",
-    "2026-11-22-h200": "H200, torch 2.11, 2026-11-22",
-    "2026-11-24-h200": "H200, torch 2.11, 2026-11-24",
-    "2026-11-26-cpu": "AMD EPYC with AVX-512, torch 2.14.1, 2 threads, 2026-11-26",
-}
-TEXTS = {"suite", "group", "x_name", "shape", "dtype", "contender", "kind", "note"}
+PLOTS: dict[Runs, tuple[str, ...]] = {
+    GPU: (
+        "recurrence", "cumsum", "long", "selective", "operators", "engines", "rglru",
+        "norm_linear_gelu", "precision",
+    ),
+    CPU: ("precision",),
+}  # fmt: skip
+TEXTS = {"suite", "group", "x_name", "shape", "dtype", "contender", "kind", "limit", "note"}
 
 
-def record(row: dict[str, str]) -> Record:
+def record(row: Row) -> Record:
     found: dict[str, Any] = {}
     for field in fields(Record):
-        text = row.get(field.name, "")
+        text = row[field.name]
         if field.name in TEXTS:
             found[field.name] = text
         elif field.name == "is_wrong":
-            found[field.name] = text == "True" or row["note"].startswith("wrong")
+            found[field.name] = text == "True"
         elif text:
             found[field.name] = float(text)
-    if "spread" not in found and found.get("ms_high"):
-        found["spread"] = (found["ms_high"] - found["ms_low"]) / found["ms"]
     return Record(**found)
 
 
-def read(path: Path) -> list[Record]:
-    with path.open(encoding="utf-8") as file:
-        return [record(row) for row in csv.DictReader(file)]
+def read(runs: Runs, name: str) -> list[Record]:
+    return [record(row) for row in runs.read(name)]
+
+
+def drawn(folder: Path, name: str) -> list[Path]:
+    """The plots of a run, in their order."""
+    every = [folder / f"{name}.png", *(folder / f"{name}-{k}.png" for k in range(2, 100))]
+    return [path for path in every if path.exists()]
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ORIGINS:
-        folder = BENCHMARKS / name
-        for path in sorted(folder.glob("*.csv")):
-            if (folder / f"{path.stem}.png").exists():
-                print(*plots.draw(folder, path.stem, read(path), ORIGINS[name]))
+    for runs, names in PLOTS.items():
+        for name in names:
+            origin = records.origin(runs.notes[name]["environment"]) if runs.read(name) else ""
+            print(*plots.draw(runs.folder, name, read(runs, name), origin))

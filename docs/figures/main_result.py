@@ -2,19 +2,17 @@
 
 python docs/figures/main_result.py
 
-The figures are those of docs/benchmarks/2026-11-24-h200/recurrence.csv. Points whose times, or
-those of their copy, varied by more than VARIES of the median are hollow.
+The figures are those of the run `recurrence`. Points whose times, or those of their copy, varied by
+more than MOST_SPREAD of the median are hollow.
 """
 
-import csv
 from typing import Any
 
 import matplotlib.pyplot as plt
-from drawing import HERE, Colours, both
+from drawing import Colours, both
+from tables import GPU, MOST_SPREAD
 
-DATA = HERE.parent / "benchmarks" / "2026-11-24-h200" / "recurrence.csv"
-TITLE = "one H200, torch 2.11, CUDA 13.0, 2026-11-24"
-VARIES = 0.3  # as in the tables of `python -m assocscan bench`
+RUN = "recurrence"
 GROUPS = {
     "(8, L, 1536) bfloat16, forward": "without gradient",
     "(8, L, 1536) bfloat16, forward and backward": "with gradient (forward and backward)",
@@ -31,13 +29,12 @@ SERIES = {
 def read() -> dict[tuple[str, str], list[tuple[float, float, bool]]]:
     """Points (L, of copy, whether it varied) by group and contender."""
     points: dict[tuple[str, str], list[tuple[float, float, bool]]] = {}
-    with DATA.open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row["of_copy"] and row["group"] in GROUPS and row["contender"] in SERIES:
-                key = row["group"], row["contender"]
-                varied = max(float(row["spread"]), float(row["copy_spread"])) > VARIES
-                point = float(row["x"]), float(row["of_copy"]), varied
-                points.setdefault(key, []).append(point)
+    for row in GPU.read(RUN):
+        if row["of_copy"] and row["group"] in GROUPS and row["contender"] in SERIES:
+            key = row["group"], row["contender"]
+            varied = max(float(row["spread"]), float(row["copy_spread"])) > MOST_SPREAD
+            point = float(row["x"]), float(row["of_copy"]), varied
+            points.setdefault(key, []).append(point)
     return {key: sorted(values) for key, values in points.items()}
 
 
@@ -46,6 +43,8 @@ def draw(c: Colours) -> Any:
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True, layout="constrained")
     for axes, (group, title) in zip(panels, GROUPS.items(), strict=True):
         for colour, (contender, name) in zip(c.series, SERIES.items(), strict=True):
+            if (group, contender) not in points:
+                continue
             x, y, varied = zip(*points[group, contender], strict=True)
             ours = contender.startswith("assocscan")
             axes.plot(x, y, color=colour, label=name, linewidth=2.2 if ours else 1.4)
@@ -56,7 +55,7 @@ def draw(c: Colours) -> Any:
         axes.set_xscale("log", base=2)
         axes.set(title=title, xlabel="number of steps L", ylim=(0, 1.1))
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(TITLE, fontsize=10, color=c.text)
+    figure.suptitle(GPU.title(RUN), fontsize=10, color=c.text)
     panels[0].set_ylabel("speed (1: as fast as a copy)")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)

@@ -59,7 +59,7 @@ def bench(words: list[str]) -> None:
     from assocscan.__main__ import main
     from assocscan_bench.output import plots
 
-    plots.draw = lambda *_: []  # `benchmark_plots` draws them, when the GPU is no longer lent
+    plots.draw = lambda *_: []  # `benchmark_plots` draws them
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main(["bench", *words]))
 

@@ -2,8 +2,8 @@
 
 python docs/figures/redraw.py
 
-It reads docs/benchmarks. New runs come from `python -m assocscan bench --out FOLDER`, on an idle
-machine with the peers installed; the scripts name the folders that they read.
+It reads docs/benchmarks, of which `tables` names the folders. `measure_cpu` and `measure_gpu` make
+new runs, on idle machines; on the GPU with the peers installed.
 """
 
 import runpy
@@ -17,7 +17,9 @@ SCRIPTS = (
     "benchmark_plots",
     "operators_table",
     "cpu_tables",
+    "gpu_tables",
     "speed_table",
+    "gpu_folder",
 )
 
 if __name__ == "__main__":

@@ -1,26 +1,26 @@
-"""The GPU's times in the README's table of speed, from the CSVs of one run of the benchmarks.
+"""The table of speed in the README, and what it says of the runs, from the CSVs of the benchmarks.
 
 python docs/figures/speed_table.py
 """
 
-import csv
-import re
-from pathlib import Path
 from typing import NamedTuple
 
-DOCS = Path(__file__).resolve().parents[1]
+from gpu_tables import ending, slower_than_mamba
+from tables import CPU, DOCS, GPU, OURS, Row, between, digits, gpu, lines, ms, paragraph, version
+
+NAME = "speed_table"
 PAGE = DOCS.parent / "README.md"
-RUN = DOCS / "benchmarks" / "2026-11-24-h200"
+BEGIN = f"<!-- made by docs/figures/{NAME}.py -->\n"
 
 
-class Row(NamedTuple):
-    """A row of the table: what is timed, and where the times stand.
+class Line(NamedTuple):
+    """A line of the table: what is timed, and where the times stand.
 
     others: what a contender is called in the table, by its name in the CSV.
     """
 
     title: str
-    suite: str
+    run: str
     group: str
     shape: str
     ours: str
@@ -28,44 +28,76 @@ class Row(NamedTuple):
 
 
 MAMBA = {"mamba_ssm": "mamba_ssm"}
-ROWS = (
-    Row("`cumsum`, axis 1 of (4, 8192, 512), float32", "cumsum", "(4, L, 512) float32",
-        "4 x 8192 x 512", "assocscan", {"torch.cumsum": "`torch.cumsum`"}),
-    Row("`cumsum` of one row of 2^28, float32", "long", "sum, float32", "268435456", "assocscan",
-        {"torch.cumsum": "`torch.cumsum`", "CUB": "CUB (NVIDIA's C++ library)"}),
-    Row("recurrence and gradient, last axis of (8, 1536, 8192), bfloat16", "recurrence",
-        "(8, L, 1536) bfloat16, forward and backward", "8 x 8192 x 1536", "assocscan, rows",
-        {"accelerated-scan": "accelerated-scan", "fpscan": "fpscan"}),
-    Row("Mamba's `selective_scan` with D, z and bias, (8, 2048, 1536), 16 states, bfloat16",
-        "selective", "(8, L, 1536, 16) bfloat16, forward", "8 x 2048 x 1536 x 16",
-        "assocscan", MAMBA),
-    Row("the same, with gradient", "selective", "(8, L, 1536, 16) bfloat16, forward and backward",
-        "8 x 2048 x 1536 x 16", "assocscan", MAMBA),
+LINES = (
+    Line("`cumsum`, axis 1 of (4, 8192, 512), float32", "cumsum", "(4, L, 512) float32",
+         "4 x 8192 x 512", OURS, {"torch.cumsum": "`torch.cumsum`"}),
+    Line("`cumsum` of one row of 2^28, float32", "long", "sum, float32", "268435456", OURS,
+         {"torch.cumsum": "`torch.cumsum`", "CUB": "CUB (NVIDIA's C++ library)"}),
+    Line("recurrence and gradient, last axis of (8, 1536, 8192), bfloat16", "recurrence",
+         "(8, L, 1536) bfloat16, forward and backward", "8 x 8192 x 1536", "assocscan, rows",
+         {"accelerated-scan": "accelerated-scan", "fpscan": "fpscan"}),
+    Line("Mamba's `selective_scan` with D, z and bias, (8, 2048, 1536), 16 states, bfloat16",
+         "selective", "(8, L, 1536, 16) bfloat16, forward", "8 x 2048 x 1536 x 16", OURS, MAMBA),
+    Line("the same, with gradient", "selective", "(8, L, 1536, 16) bfloat16, forward and backward",
+         "8 x 2048 x 1536 x 16", OURS, MAMBA),
 )  # fmt: skip
+# Libraries that the table names, by what the runs call their versions.
+LIBRARIES = {
+    "accelerated-scan": "accelerated-scan",
+    "fpscan": "fpscan",
+    "fla chunk": "flash-linear-attention (fla-core)",
+    "mamba_ssm": "mamba_ssm",
+}
 
 
-def microseconds(row: Row) -> dict[str, str]:
-    """The median of each contender."""
-    with (RUN / f"{row.suite}.csv").open(encoding="utf-8") as file:
-        return {
-            found["contender"]: f"{float(found['ms']) * 1000:.0f} µs"
-            for found in csv.DictReader(file)
-            if (found["group"], found["shape"]) == (row.group, row.shape) and found["ms"]
-        }
+def cells(line: Line) -> list[str]:
+    def row(contender: str) -> Row | None:
+        return ending(line.run, contender, {"group": line.group, "shape": line.shape})
+
+    found = {name: row(contender) for contender, name in line.others.items()}
+    others = [f"{name} {GPU.time(row)} µs" for name, row in found.items() if row]
+    return [line.title, f"{GPU.time(row(line.ours))} µs", ", ".join(others)]
 
 
-def line(row: Row) -> str:
-    times = microseconds(row)
-    others = ", ".join(f"{name} {times[contender]}" for contender, name in row.others.items())
-    return f"| {row.title} | {times[row.ours]} | {others} |"
+def table() -> str:
+    ours, theirs = (
+        CPU.found("cumsum", c, shape="4 x 8192 x 512") for c in (OURS, "torch.cumsum")
+    )  # fmt: skip
+    title = "the first row on two CPU cores (quantiles 0.2 – 0.8)"
+    on_cpu = [title, f"{CPU.time(ours)} ms", f"`torch.cumsum` {digits(ms(theirs))} ms"]
+    head = f"on one {gpu(GPU.environment)} | assocscan | others"
+    return lines(head, [*map(cells, LINES), on_cpu])
+
+
+def sources() -> str:
+    """Where the figures come from, and in how many cases a peer is faster."""
+    where, peers = GPU.environment, GPU.environment["peers"]
+    named = [f"torch {version(where['torch'])}"]
+    named += [
+        f"{title} {peers[name]}" for name, title in LIBRARIES.items()
+        if peers.get(name, "not installed") != "not installed"
+    ]  # fmt: skip
+    slower, count = slower_than_mamba()
+    faster = (
+        f"mamba_ssm is faster in [{slower} of {count} "
+        "cases](docs/selective_scan.md#where-it-runs). "
+    )
+    dates = {
+        runs: f"[{runs.environment['date'][:10]}](docs/benchmarks/{runs.folder.name}/README.md)"
+        for runs in (GPU, CPU)
+    }
+    text = (
+        f"The GPU's times are of {dates[GPU]}, with {', '.join(named)}. {faster if count else ''}"
+        f"The CPU's are of {dates[CPU]}, with torch {version(CPU.environment['torch'])}. "
+        "On the CPU `torch.cumsum` adds in float64, so its error is smaller; "
+        "`cumsum(x, compensated=True)` is [as exact](docs/how/numbers.md#long-sums), but slower "
+        "than what is timed here."
+    )
+    return paragraph(text)
 
 
 def updated(page: str) -> str:
-    for row in ROWS:
-        start = re.escape(f"| {row.title} | ")
-        new = line(row)
-        page = re.sub(rf"^{start}\d+ µs \|.*$", lambda _, new=new: new, page, count=1, flags=re.M)
-    return page
+    return between(page, BEGIN, f"{table()}\n\n{sources()}", gap="")
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ def test_what_cupy_would_bring(
     env.run()
     shown = capsys.readouterr().out
     found: dict[tuple[str, str], dict[str, float]] = {}
-    with open(ROOT / "docs/benchmarks/2026-11-24-h200/engines.csv", newline="") as file:
+    with open(ROOT / "docs/benchmarks/2026-11-27-h100/engines.csv", newline="") as file:
         for row in csv.DictReader(file):
             if row["of_copy"]:
                 key = row["group"], row["shape"]
