@@ -16,17 +16,17 @@ from assocscan.runtime.native import runner
 CUPY_DISTRIBUTIONS = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 # Fractions of a copy's speed by the faster of Triton and multi-pass, and by `auto` with CuPy, of
 # `python -m assocscan bench engines` (docs/benchmarks): group, shape, without, with.
-MEASURED_WITH = "one H200, 2026-11-24"
+MEASURED_WITH = "one H100 80GB, 2026-11-27"
 WITH_CUPY = (
-    ("sum, float32", "33554432", 0.59, 0.95),
-    ("sum, bfloat16", "4 x 8192 x 512", 0.42, 0.91),
-    ("recurrence, float32", "8 x 8192 x 1536", 0.93, 0.98),
-    ("recurrence, bfloat16", "8 x 8192 x 1536", 0.60, 0.93),
-    ("recurrence, float32", "1 x 65536 x 1024", 0.57, 0.95),
-    ("recurrence, bfloat16", "1 x 65536 x 1024", 0.33, 0.89),
-    ("recurrence, complex64", "8 x 8192 x 768", 0.28, 0.98),
-    ("backward, float32", "8 x 8192 x 1536", 0.81, 0.94),
-    ("backward, bfloat16", "12288 x 8192", 0.38, 0.93),
+    ("sum, float32", "33554432", 0.62, 0.97),
+    ("sum, bfloat16", "4 x 8192 x 512", 0.81, 0.95),
+    ("recurrence, float32", "8 x 8192 x 1536", 0.97, 0.98),
+    ("recurrence, bfloat16", "8 x 8192 x 1536", 0.90, 0.96),
+    ("recurrence, float32", "1 x 65536 x 1024", 0.95, 0.97),
+    ("recurrence, bfloat16", "1 x 65536 x 1024", 0.56, 0.92),
+    ("recurrence, complex64", "8 x 8192 x 768", 0.85, 0.98),
+    ("backward, float32", "8 x 8192 x 1536", 0.68, 0.92),
+    ("backward, bfloat16", "12288 x 8192", 0.99, 0.94),
 )
 
 

@@ -31,6 +31,7 @@ from ..base.layout import Layout, lay_out, scalar_size, tensors_by_name
 from ..base.scan_spec import ScanSpec, TensorSpec
 from . import prepare as triton_scan
 from . import tiles
+from .kernel import Tile
 from .prepare import Spec, add_launch, copy_spread
 from .tiles import choose_chunk
 
@@ -124,9 +125,7 @@ def look_back_pays(spec: Spec, tensors: Sequence[TensorSpec | None]) -> bool:
     return layout.rows[-1].size % tile_of_lookback(spec, tensors, layout).chains == 0
 
 
-def tile_of_lookback(
-    spec: Spec, tensors: Sequence[TensorSpec | None], layout: Layout
-) -> tiles.Tile:
+def tile_of_lookback(spec: Spec, tensors: Sequence[TensorSpec | None], layout: Layout) -> Tile:
     inputs = [t for t in tensors[: len(spec.operator.inputs)] if t is not None]
     size = max((scalar_size(t.dtype) for t in inputs), default=4)
     return tiles.lookback_tile(spec.operator, size, layout.rows[-1].size, spec.device.type == "cpu")
