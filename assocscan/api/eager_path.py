@@ -21,6 +21,7 @@ from ..engines.base.packed_offsets import validated
 from ..engines.base.scan_spec import MaybeTensor, TensorSpec
 from ..engines.eager import products
 from ..engines.eager import scan as eager
+from ..engines.eager.owned_results import owned
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.batch_mapping import map_elements
 from ..monoids.monoid import Monoid
@@ -29,7 +30,6 @@ from ..program.operator import Leaf, promoted
 from ..program.transforms import is_product
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 from ..runtime.scan_call import ScanCall
-from ..torch_private import is_functorch_tensor, storage_number
 from ..torch_state import needs_dispatcher, without_autocast
 from ..trace.fx_trace import isolated
 from ..trace.missing_dtypes import is_missing
@@ -158,29 +158,6 @@ def separate(t: torch.Tensor) -> torch.Tensor:
     start this backward pass again.
     """
     return t.view_as(t)
-
-
-def owned(results: Tensors, inputs: Tensors) -> Tensors:
-    """The results, cloned where one shares memory with an input or another result, or where a
-    stride of 0 makes its own elements share memory."""
-    taken = {storage_id(t) for t in inputs}
-    separate = []
-    for t in results:
-        t = t.resolve_conj().resolve_neg()
-        overlaps = any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape, strict=True))
-        if overlaps or storage_id(t) in taken:
-            t = t.clone(memory_format=torch.contiguous_format)
-        taken.add(storage_id(t))
-        separate.append(t)
-    return separate
-
-
-def storage_id(t: torch.Tensor) -> int:
-    """A number that is equal for tensors on the same storage. Wrapper tensors of torch.func do not
-    give access to their storage: there it is the id of the tensor."""
-    if is_functorch_tensor(t):
-        return id(t)
-    return storage_number(t)
 
 
 def lifted(call: ScanCall, raw: Tensors) -> Tensors:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import torch
 
+from ..engines.eager.owned_results import owned
 from ..errors import ScanValueError
 from ..hooks import HOOKS
 from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
@@ -18,7 +19,7 @@ from ..runtime.prepared.prepared_call import place_of
 from ..runtime.scan_call import ScanCall
 from .associative_scan import run_call
 from .bind_arguments import bind, has_known_empty_sequence
-from .eager_path import lowered, owned, widen
+from .eager_path import lowered, widen
 from .flags_and_backends import checked_backend, flag
 from .tensor_subclasses import handed_over, holds_dtensors, overridden
 

@@ -7,14 +7,17 @@ their executables directly. Its arguments describe a `ScanSpec` and its tensors
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from ..engines.base.layout import Finals, Outputs
 from ..engines.base.packed_offsets import checked_values
-from ..engines.base.scan_spec import ScanSpec, TensorSpec
+from ..engines.base.scan_spec import MaybeTensor, ScanSpec, TensorSpec
 from ..engines.base.shifted_leaves import explicit
 from ..engines.eager import program_interpreter as interpreted
+from ..engines.eager.owned_results import in_layout
 from ..errors import BackendError, ScanValueError
 from ..program import deserialization, serialization
 from ..program.matrix_operator import refuse_matrices
@@ -83,7 +86,7 @@ def compute(*arguments: Any) -> Tensors:
     if is_of_vectors(spec.operator):
         return vectors_by_operations(backend, spec, tensors, reason)
     outputs, finals = interpreted.scan_instead(spec, tensors, reason)
-    return [*outputs, *finals]
+    return in_layout([*outputs, *finals], *declared_results(backend, spec, tensors))
 
 
 def check_finals(spec: ScanSpec[Any], offsets: torch.Tensor) -> None:
@@ -97,11 +100,17 @@ def check_finals(spec: ScanSpec[Any], offsets: torch.Tensor) -> None:
         raise ScanValueError(no_final_of_empty(spec.operator.name))
 
 
+def declared_results(
+    backend: str, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]
+) -> tuple[Outputs, Finals]:
+    """Sizes, strides and dtypes of the results, whether a kernel writes them or not."""
+    return results_of(backend, spec, [None if t is None else TensorSpec.of(t) for t in tensors])
+
+
 def fake(*arguments: Any) -> Tensors:
     """The results on fake tensors: shapes, strides and dtypes, by the layout alone."""
     spec, tensors = scan_of(*arguments)
-    specs = [None if t is None else TensorSpec.of(t) for t in tensors]
-    outputs, finals = results_of(arguments[-1], spec, specs)
+    outputs, finals = declared_results(arguments[-1], spec, tensors)
     device = spec.device
     return [
         *(torch.empty_strided(n, s, dtype=d, device=device) for n, s, d in outputs),

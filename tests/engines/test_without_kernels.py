@@ -17,10 +17,12 @@ from assocscan import (
     BackendError,
     FallbackWarning,
     associative_scan,
+    cumsum,
     explain,
     monoid,
     monoids,
     ops,
+    reduce,
 )
 from assocscan.autodiff.evaluate import evaluate
 from assocscan.engines.base import commands
@@ -161,6 +163,58 @@ def test_explain_tells_a_backward_that_fails_from_the_forward(
         assert plan.gradient.startswith(said) and "the disk is full" in plan.gradient
         associative_scan(ops.affine, (a, b), 1, backend=backend)
     assert not recwarn.list
+
+
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No kernel can be compiled."""
+
+    def refuse(*_: Any) -> Any:
+        raise BackendError("the disk is full")
+
+    forget()
+    monkeypatch.setattr(cpu, "load", refuse)
+    yield
+    forget()
+
+
+@pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning")
+@pytest.mark.usefixtures("without_kernels")
+def test_results_under_vmap_have_memory_of_their_own() -> None:
+    """One step is the same as its result, and as its final carry: the caller may write to each."""
+    x = torch.rand(3, 1, dtype=torch.float64)
+    before = x.clone()
+
+    def calls(x: Tensor) -> tuple[Tensor, ...]:
+        _, h = associative_scan(ops.affine, (x, x))
+        y, last = associative_scan(ops.sum, x, return_final=True)
+        return cumsum(x, 0), reduce(ops.sum, x), h, y, last
+
+    results = torch.vmap(calls)(x)
+    expected = [t.clone() for t in results]
+    for k, written in enumerate(results):
+        assert written.flatten().equal(before.flatten())
+        written.fill_(-1)
+        assert x.equal(before)
+        for other, value in zip(results[k + 1 :], expected[k + 1 :], strict=True):
+            assert other.equal(value)
+
+    leaf = x.clone().requires_grad_()
+    y = torch.vmap(lambda x: cumsum(x, 0))(leaf)
+    y.square_()  # no leaf, so it may be changed in place
+    cotangent = torch.rand_like(y)
+    (found,) = torch.autograd.grad(y, leaf, cotangent)
+    torch.testing.assert_close(found, 2 * before * cotangent)
+    assert leaf.equal(before)
+
+
+@pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning")
+@pytest.mark.usefixtures("without_kernels")
+def test_compiled_results_have_the_declared_strides() -> None:
+    """A compiled graph was made for the strides of a kernel's results."""
+    x = torch.rand(5, 4, 3).transpose(1, 2)
+    compiled = torch.compile(lambda x: cumsum(x, 0) * 1)
+    torch.testing.assert_close(compiled(x), x.cumsum(0))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, in jvp

@@ -26,6 +26,7 @@ from ..base.layout import result_layout
 from ..base.scan_spec import MaybeTensor, Name, ScanSpec, TensorSpec
 from ..base.shifted_leaves import explicit
 from . import scan as eager
+from .owned_results import owned
 from .scan import eager_plan
 
 Tensors = list[torch.Tensor]
@@ -67,7 +68,7 @@ def scan_instead(
 
 
 def scan(spec: Spec, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
-    """The outputs and finals of a scan."""
+    """The outputs and finals of a scan, in memory of their own."""
     spec, tensors = explicit(spec, tensors)
     given = dict(zip(spec.names, tensors, strict=True))
     op, axis = spec.operator, spec.axis
@@ -94,7 +95,8 @@ def scan(spec: Spec, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
     lowered = evaluated(op, "lower", [*states, *raw, edge])
     finals = [joined(last, op.state, k, spec.carry_batch, True) for k in spec.final]
     outputs = [joined(lowered, op.outputs, k, spec.batch) for k in range(len(op.outputs))]
-    return outputs, finals
+    results = owned([*outputs, *finals], tensors)
+    return results[: len(outputs)], results[len(outputs) :]
 
 
 def evaluated(op: Operator, name: str, values: Tensors) -> Tensors:

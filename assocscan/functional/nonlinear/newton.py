@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from ...api.eager_path import owned
 from ...autodiff.newton_operator import NewtonOperator, derive_newton
 from ...engines.base.commands import Tensors
 from ...engines.base.executable import Executable
 from ...engines.base.scan_spec import MaybeTensor, NewtonOptions, ScanSpec, plain
 from ...engines.base.shifted_leaves import previous_state
+from ...engines.eager.owned_results import owned
 from ...engines.eager.program_interpreter import evaluated, joined
 from ...errors import BackendError, UnsupportedOperation
 from ...program.element_components import component_views, from_components

@@ -17,6 +17,7 @@ import torch
 from ...engines.base.fallback_warning import warn_once
 from ...engines.base.scan_spec import MaybeTensor, ScanSpec, TensorSpec
 from ...engines.base.vectors.results import GPU_RESULTS
+from ...engines.eager.owned_results import in_layout, owned
 from ...engines.eager.vector_carries import saved_carries
 from ...engines.eager.vector_interpreter import (
     PullBack,
@@ -121,8 +122,4 @@ def vectors_by_operations(
                 )
             found = [*outputs, *finals]
     specs = [None if t is None else TensorSpec.of(t) for t in tensors]
-    declared, _ = layout.results_of(spec, specs)
-    for k, (shape, strides, dtype) in enumerate(declared):
-        result = torch.empty_strided(shape, strides, dtype=dtype, device=spec.device)
-        found[k] = result.copy_(found[k])
-    return found
+    return in_layout(owned(found, tensors), *layout.results_of(spec, specs))
