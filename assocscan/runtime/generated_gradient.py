@@ -43,7 +43,6 @@ from .prepared.backward_lists import (
     BackwardLists,
     commands_on,
     finished,
-    layout_key,
     viewed,
 )
 from .tangent_pass import Forward, tangent_request
@@ -168,17 +167,12 @@ class GeneratedGradient:
         cotangents: Sequence[MaybeTensor],
     ) -> list[MaybeTensor]:
         given = (*saved, *cotangents)
-        key = None if self.executable is None else layout_key(needed, given)
-        if key is not None:
-            try:
-                if key not in self.backward:
-                    self.backward.keep(key, self.backward_list(needed, given))
-                known: BackwardList | None = self.backward.get(key)
-                if known is not None:
-                    return known.run(given)
-            except BackendError:
-                if not self.dispatch.falls_back:
-                    raise
+        if self.executable is not None:
+            found = self.backward.gradients(
+                needed, given, lambda: self.backward_list(needed, given), self.dispatch.falls_back
+            )
+            if found is not None:
+                return found
         states = dict(zip(self.states, saved[self.count :], strict=True))
         states |= along_axis(self.spec, saved)
         rest = saved[: self.count], states, self.like, needed, cotangents

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 import assocscan
-from assocscan import ScanValueError, associative_scan, linear_recurrence, monoid, ops, reduce
+from assocscan import (
+    ScanValueError,
+    associative_scan,
+    linear_recurrence,
+    monoid,
+    monoids,
+    ops,
+    reduce,
+)
 from assocscan.runtime.native import runner
 
 FIRST, SECOND = (0, 3, 3, 10), (0, 0, 9, 10)
@@ -107,6 +115,85 @@ def test_offsets_changed_before_the_backward_pass() -> None:
     with pytest.raises(ScanValueError, match="must not decrease"):
         torch.autograd.grad(y.sum(), (a, b))
     offsets = torch.tensor(FIRST)
+    y = linear_recurrence(a, b, axis=0, offsets=offsets)
+    offsets[1] = 2
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y.sum(), (a, b))
+
+
+@pytest.mark.parametrize("with_gradient", [False, True])
+@pytest.mark.parametrize("name", [*CALLS, "matrices"])
+def test_int32_offsets_are_converted_by_the_runner(
+    name: str, with_gradient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offsets as flash-attention has them: the third call is in C++, and the fifth backward
+    pass, whatever the offsets say then."""
+    runner.load()
+    assert runner.module is not None, runner.why_not
+    for known in monoids().values():
+        known.calls.clear()
+        known.reductions.clear()
+    matrices: Any = (lambda x, **o: associative_scan(ops.matmul, x, 0, **o), 1)
+    function, count = (CALLS | {"matrices": matrices})[name]
+    shape = (10, 2, 2) if name == "matrices" else (10, 4)
+    xs = [sample(*shape, seed=k).requires_grad_(with_gradient) for k in range(count)]
+
+    def results(offsets: Tensor) -> list[Tensor]:
+        y = function(*xs, offsets=offsets)
+        if not with_gradient:
+            return [y]
+        return [y, *torch.autograd.grad(y, xs, sample(*y.shape, seed=5))]
+
+    def refused(*arguments: Any) -> Any:
+        raise AssertionError("a call in Python")
+
+    given = [FIRST, SECOND] * 3
+    expected = [results(torch.tensor(bounds)) for bounds in given]
+    for k, bounds in enumerate(given):
+        if k == 2:
+            monkeypatch.setattr("assocscan.api.associative_scan.place_of", refused)
+            monkeypatch.setattr("assocscan.api.reduce.place_of", refused)
+        if k == 4:
+            monkeypatch.setattr("assocscan.runtime.autograd.Scan.backward", refused)
+        for found, wanted in zip(results(torch.tensor(bounds).int()), expected[k], strict=True):
+            torch.testing.assert_close(found, wanted)
+    with pytest.raises(AssertionError, match="in Python"):  # it says what is wrong
+        results(torch.tensor((0, 7, 3, 10)).int())
+
+
+def test_int32_offsets_beside_an_init_that_is_converted(each_runner: str) -> None:
+    a, b = (sample(10, 4, seed=k).requires_grad_() for k in range(2))
+    init = sample(4, seed=2).float().requires_grad_()
+    wanted = [a, b, init]
+    for bounds in (FIRST, FIRST, FIRST, SECOND):
+        found, expected = (
+            linear_recurrence(a, b, init.expand(3, 4), axis=0, offsets=offsets, backend=backend)
+            for offsets, backend in (
+                (torch.tensor(bounds).int(), "cpu"), (torch.tensor(bounds), "eager")
+            )
+        )  # fmt: skip
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(found.square().sum(), wanted, create_graph=True),
+            torch.autograd.grad(expected.square().sum(), wanted, create_graph=True),
+        )
+        torch.testing.assert_close(
+            torch.autograd.grad(found.sum(), wanted), torch.autograd.grad(expected.sum(), wanted)
+        )
+
+
+def test_int32_offsets_changed_before_the_backward_pass() -> None:
+    """As above: an error of torch, or of the check."""
+    a, b = (sample(10, seed=k).requires_grad_() for k in range(2))
+    for _ in range(4):
+        offsets = torch.tensor(FIRST).int()
+        y = linear_recurrence(a, b, axis=0, offsets=offsets)
+        torch.autograd.grad(y.sum(), (a, b))
+    y = linear_recurrence(a, b, axis=0, offsets=offsets)
+    offsets.numpy()[2] = 10**9
+    with pytest.raises(ScanValueError, match="must not decrease"):
+        torch.autograd.grad(y.sum(), (a, b))
+    offsets = torch.tensor(FIRST).int()
     y = linear_recurrence(a, b, axis=0, offsets=offsets)
     offsets[1] = 2
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

@@ -22,7 +22,7 @@ from ...runtime.prepared.backward_lists import commands_on
 from ...runtime.prepared.prepared_call import Gradient, Place, PreparedCall
 from ...runtime.scan_call import ScanCall
 from ...runtime.vectors.recomputed_gradient import RecomputedGradient
-from .converted_carries import AfterConversion, ConvertedGradient, after_conversion
+from .converted_arguments import AfterConversion, ConvertedGradient, after_conversion
 
 
 def keep_call(
@@ -32,13 +32,15 @@ def keep_call(
     spec: ScanSpec[Any],
     scan: GeneratedGradient | RecomputedGradient | None,
 ) -> None:
-    """Keep a call that was run. Where `bind` made other tensors of `init`, this is done by the kept
-    call too."""
+    """Keep a call that was run. Where `bind` converted `init` or `offsets`, the prepared call
+    converts them too."""
     tensors, init = place.tensors, call.init or []
     if call.offsets is not None and reads_offsets(call):
         return
-    packed = tensors[-1:] if call.offsets is not None else ()  # as given: `bind` made a copy
-    bound = [*call.leaves, *init, *packed]
+    packed = []
+    if call.offsets is not None:  # as given, where `bind` made a copy only to keep them
+        packed = [tensors[-1] if tensors[-1].dtype == call.offsets.dtype else call.offsets]
+    bound, first = [*call.leaves, *init, *packed], len(call.leaves)
     try:
         executable = executables.prepare(backend, spec if scan is None else scan.spec, bound)
     except BackendError:  # the scan ran; if it cannot be prepared again now, it is not kept
@@ -49,20 +51,16 @@ def keep_call(
     if scan is not None:
         scan.executable = executable
     if any(a is not b for a, b in zip(bound, tensors, strict=True)):
-        if scan is None:
-            executable = after_conversion(executable, tensors, init, len(call.leaves))
-        elif isinstance(scan, GeneratedGradient):
-            first = len(call.leaves)
-            executable = after_conversion(executable, tensors, init, first)
-            gradient = ConvertedGradient(scan, executable, tensors, init, first)
+        if isinstance(scan, RecomputedGradient) and is_repeated(tensors):
+            gradient = AfterConversion(scan, bound, first)
         else:
-            gradient = AfterConversion(scan, init, len(call.leaves))
+            executable = after_conversion(executable, tensors, bound, first)
+            if scan is not None:
+                gradient = ConvertedGradient(scan, executable, tensors, bound, first)
     last = len(executable.outputs) + len(executable.finals)
     count = 0 if call.final_only else len(call.traced.outputs)
     finals = len(call.final)
-    in_python = isinstance(gradient, AfterConversion) or (
-        isinstance(scan, RecomputedGradient) and is_repeated(tensors)
-    )
+    in_python = isinstance(scan, RecomputedGradient) and is_repeated(tensors)
     returned = (*range(count), *range(last - finals, last))
     place.keep(PreparedCall(executable, gradient, returned, put_of(call, count), not in_python))
 

@@ -17,7 +17,6 @@ from torch import Tensor
 from ...engines.base.commands import Slot
 from ...engines.base.executable import CommandList, Executable
 from ...engines.base.scan_spec import MaybeTensor, ScanSpec, TensorSpec
-from ...errors import BackendError
 from ...monoids.monoid import Monoid
 from ...program.vectors.vector_operator import VectorOperator
 from ...runtime import executable_cache as executables
@@ -30,7 +29,6 @@ from ...runtime.prepared.backward_lists import (
     BackwardLists,
     commands_on,
     finished,
-    layout_key,
     reshaped,
     viewed,
 )
@@ -202,19 +200,13 @@ class ScanOfViews:
     ) -> Sequence[MaybeTensor]:
         """The gradient of each of the function's tensors."""
         given = (*saved, *cotangents)
-        key = layout_key(needed, given)
-        if key is None or self.are_changed(saved):
-            return self.by_torch(saved, needed, cotangents)
-        try:
-            known: BackwardList | None = self.backward.get(key)
-            if known is None:
-                known = self.backward_list(saved, needed, cotangents)
-                self.backward.keep(key, known)
-            return known.run(given)
-        except BackendError:
-            if self.is_named:
-                raise
-            return self.by_torch(saved, needed, cotangents)
+        found: Sequence[MaybeTensor] | None = None
+        if not self.are_changed(saved):
+            found = self.backward.gradients(
+                needed, given, lambda: self.backward_list(saved, needed, cotangents),
+                falls_back=not self.is_named,
+            )  # fmt: skip
+        return self.by_torch(saved, needed, cotangents) if found is None else found
 
     def are_changed(self, saved: Sequence[MaybeTensor]) -> bool:
         """Whether a hook on saved tensors gave back other strides, or carries that kernels cannot

@@ -5,7 +5,7 @@ The slots of such a list are the saved tensors, then the cotangents; its outputs
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from ...engines.base import forced_choices as overrides
 from ...engines.base.commands import Slot, SlotArgument
 from ...engines.base.executable import CommandList, Executable, FunctionSpec
 from ...engines.base.scan_spec import MaybeTensor, TensorSpec
+from ...errors import BackendError
 from ...torch_private import storage_number
 from ..native import runner
 from .prepared_call import tensor_key
@@ -47,6 +48,29 @@ class BackwardLists(BoundedCache[Any, Any]):
         key = layout_key(needed, given)
         found: BackwardList | None = None if key is None else self.get(key)
         return found
+
+    def gradients(
+        self,
+        needed: Sequence[bool],
+        given: Sequence[MaybeTensor],
+        make: Callable[[], BackwardList | None],
+        falls_back: bool,
+    ) -> list[MaybeTensor] | None:
+        """The gradients by the list for these, which `make` makes at the first time; None where the
+        caller has to compute them in another way: this backward pass is no list, or the list cannot
+        be made or run now and `falls_back` is set (else BackendError is raised)."""
+        key = layout_key(needed, given)
+        if key is None:
+            return None
+        try:
+            if key not in self:
+                self.keep(key, make())
+            found: BackwardList | None = self.get(key)
+            return None if found is None else found.run(given)
+        except BackendError:
+            if not falls_back:
+                raise
+            return None
 
 
 def layout_key(needed: Sequence[bool], given: Sequence[MaybeTensor]) -> Any:

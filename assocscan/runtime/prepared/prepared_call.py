@@ -151,7 +151,7 @@ def place_of(
     return_final: bool, backend: str, offsets: Any = None,
 ) -> Place | None:  # fmt: skip
     """Where this call is kept; None for calls that are not: arguments of other kinds, a forced tile
-    or mode, and where something looks at operations. Offsets are kept as kernels read them: int64,
+    or mode, and where something looks at operations. Offsets are int64 or int32,
     contiguous, on the device of the tensors."""
     if overrides.generation or type(axis) is not int:
         return None
@@ -160,7 +160,7 @@ def place_of(
     if offsets is not None:
         if type(offsets) is not torch.Tensor or not found or type(found[0]) not in PLAIN:
             return None
-        if offsets.dtype != torch.int64 or offsets.device != found[0].device:
+        if offsets.dtype not in (torch.int64, torch.int32) or offsets.device != found[0].device:
             return None
         if offsets.dim() != 1 or not offsets.is_contiguous():
             return None

@@ -45,7 +45,6 @@ from ..prepared.backward_lists import (
     BackwardLists,
     commands_on,
     finished,
-    layout_key,
     summed,
 )
 from .handed_totals import HandedTotals
@@ -199,26 +198,12 @@ class RecomputedGradient:
         cotangents: Sequence[MaybeTensor],
     ) -> Sequence[MaybeTensor]:
         given = (*saved, *cotangents)
-        is_kept = self.executable is not None and not self.repeated
-        key = layout_key(needed, given) if is_kept else None
-        if key is not None:
-            known: BackwardList | None = self.backward.get(key)
-            if known is None:
-                commands = commands_on(given, self.spec.device)
-                if self.given.sequences is not None:  # memory that others may have changed
-                    commands.check_offsets(len(saved) - 2, self.given.length)
-                pairs: list[SlotAndTensor | None] = [
-                    None if t is None else (k, t) for k, t in enumerate(given)
-                ]
-                slots, scan = self.append_backward(
-                    commands, pairs[: len(saved)], needed, pairs[len(saved) :]
-                )
-                for n in slots:
-                    if n >= len(self.given.operator.inputs):
-                        slots[n] = summed(commands, slots[n], saved[n].shape)  # type: ignore[union-attr]
-                known = finished(commands, slots, len(needed), scan)
-                self.backward.keep(key, known)
-            return known.run(given)
+        if self.executable is not None and not self.repeated:
+            by_list = self.backward.gradients(
+                needed, given, lambda: self.backward_list(needed, given), falls_back=False
+            )
+            if by_list is not None:
+                return by_list
         tensors = saved[:-1]
         backward, ordered = self.backward_scan(saved, needed, cotangents)
         adjoint = backward.operator
@@ -241,6 +226,20 @@ class RecomputedGradient:
             end = ends[number]
             result[n] = end if end.shape == t.shape else end.sum_to_size(t.shape)
         return result
+
+    def backward_list(self, needed: Sequence[bool], given: Sequence[MaybeTensor]) -> BackwardList:
+        """The backward pass from the slots of the saved tensors and the cotangents."""
+        commands, saved = commands_on(given, self.spec.device), len(needed) + 1  # the carries
+        if self.given.sequences is not None:  # memory that others may have changed
+            commands.check_offsets(len(needed) - 1, self.given.length)
+        pairs: list[SlotAndTensor | None] = [
+            None if t is None else (k, t) for k, t in enumerate(given)
+        ]
+        slots, scan = self.append_backward(commands, pairs[:saved], needed, pairs[saved:])
+        for n in slots:
+            if n >= len(self.given.operator.inputs):
+                slots[n] = summed(commands, slots[n], given[n].shape)  # type: ignore[union-attr]
+        return finished(commands, slots, len(needed), scan)
 
     def append_backward(
         self, commands: CommandList, saved: Sequence[SlotAndTensor | None],

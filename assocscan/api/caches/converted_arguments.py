@@ -1,5 +1,7 @@
-"""Kept calls whose `init` is no carry yet: it is converted to the dtype of the state, and expanded
-to the shape of the batch, by the kept call itself.
+"""Prepared calls that convert their arguments first: `init` to the dtype of the state and the shape
+of the batch, `offsets` to int64.
+
+Both come last among the tensors of a call, so all of them are converted from some number on.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from typing import Any
 import torch
 
 from ...engines.base.commands import Slot, SlotArgument
-from ...engines.base.executable import CommandList, Executable, converted
+from ...engines.base.executable import CommandList, Executable
+from ...engines.base.executable import converted as in_dtype
 from ...engines.base.scan_spec import MaybeTensor, TensorSpec
-from ...errors import BackendError
 from ...runtime.autograd import apply_here
 from ...runtime.generated_gradient import GeneratedGradient
 from ...runtime.native import runner
@@ -21,7 +23,6 @@ from ...runtime.prepared.backward_lists import (
     BackwardLists,
     commands_on,
     finished,
-    layout_key,
     summed,
 )
 from ...runtime.vectors.recomputed_gradient import RecomputedGradient
@@ -30,9 +31,9 @@ from ...torch_state import in_functorch_or_forward_mode
 Kinds = Sequence[tuple[torch.dtype, tuple[int, ...]]]
 
 
-def kinds_of(init: Sequence[torch.Tensor]) -> Kinds:
-    """The dtypes and shapes of the tensors of init."""
-    return [(t.dtype, tuple(t.shape)) for t in init]
+def kinds_of(tensors: Sequence[torch.Tensor]) -> Kinds:
+    """The dtypes and shapes of these tensors."""
+    return [(t.dtype, tuple(t.shape)) for t in tensors]
 
 
 def with_converted(tensors: Sequence[Any], kinds: Kinds, first: int) -> list[Any]:
@@ -45,21 +46,20 @@ def with_converted(tensors: Sequence[Any], kinds: Kinds, first: int) -> list[Any
 
 
 def after_conversion(
-    scan: Executable, tensors: Sequence[torch.Tensor], init: Sequence[torch.Tensor], first: int
+    scan: Executable, tensors: Sequence[torch.Tensor], bound: Sequence[torch.Tensor], first: int
 ) -> Executable:
-    """The list that makes `init`, as `bind` made it, of the tensors from number `first` on, and
-    scans."""
+    """The list that converts the tensors from number `first` on to those that `bind` made of them,
+    and scans."""
     commands = commands_on(tensors, scan.spec.device)
-    slots = [*range(first), *(
-        converted_to(commands, k, t) for k, t in enumerate(init, first)
-    ), *range(first + len(init), len(tensors))]  # fmt: skip
+    converted = [converted_to(commands, k, bound[k]) for k in range(first, len(bound))]
+    slots = [*range(first), *converted]
     outputs, finals = commands.inline(scan, slots)
     return commands.build(outputs, finals, lambda: scan.plan)
 
 
 def converted_to(commands: CommandList, slot: Slot, t: torch.Tensor) -> Slot:
     """A tensor of the list in the dtype and the shape of `t`."""
-    slot = converted(commands, slot, t.dtype)
+    slot = in_dtype(commands, slot, t.dtype)
     if commands.spec_of(slot).shape == t.shape:
         return slot
     arguments = SlotArgument(slot), tuple(t.shape)
@@ -68,28 +68,27 @@ def converted_to(commands: CommandList, slot: Slot, t: torch.Tensor) -> Slot:
 
 
 class ConvertedGradient:
-    """The gradient of a scan whose `init` is converted first, for the tensors as they were given
-    (`Differentiable`): these are saved, and their gradients are summed to their shapes. Backward
-    passes are lists, as those of the scan itself.
+    """The gradient of a scan whose arguments are converted first, for the tensors as they were
+    given (`Differentiable`): these are saved, and their gradients are summed to their shapes.
+    Backward passes are lists, as those of the scan itself.
 
     scan: the scan of converted tensors. executable: the conversions and the scan.
-    tensors: given; init: as they are converted, which are those from number `first` on.
+    tensors: as they were given; bound: as they are scanned, converted from number `first` on.
     """
 
     def __init__(
         self,
-        scan: GeneratedGradient,
+        scan: GeneratedGradient | RecomputedGradient,
         executable: Executable,
         tensors: Sequence[torch.Tensor],
-        init: Sequence[torch.Tensor],
+        bound: Sequence[torch.Tensor],
         first: int,
     ) -> None:
         self.scan, self.executable, self.first = scan, executable, first
         self.spec, self.batched, self.integers = scan.spec, scan.batched, scan.integers
-        self.kinds = kinds_of(init)
-        self.given = kinds_of(tensors[first : first + len(init)])
+        self.kinds, self.given = kinds_of(bound[first:]), kinds_of(tensors[first:])
         self.reads, self.saved_results = scan.reads, scan.saved_results
-        self.count = scan.count
+        self.count = len(tensors)
         self.backward = BackwardLists()
 
     def results(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -103,7 +102,7 @@ class ConvertedGradient:
 
     def saved(
         self, tensors: Sequence[MaybeTensor], results: Sequence[torch.Tensor]
-    ) -> list[MaybeTensor]:
+    ) -> Sequence[MaybeTensor]:
         return self.scan.saved(tensors, results)
 
     def gradients(
@@ -113,19 +112,13 @@ class ConvertedGradient:
         cotangents: Sequence[MaybeTensor],
     ) -> list[MaybeTensor]:
         given = (*saved, *cotangents)
-        key = layout_key(needed, given)
-        if key is not None:
-            try:
-                if key not in self.backward:
-                    self.backward.keep(key, self.backward_list(needed, given))
-                known: BackwardList | None = self.backward.get(key)
-                if known is not None:
-                    return known.run(given)
-            except BackendError:
-                if not self.scan.dispatch.falls_back:
-                    raise
+        by_list = self.backward.gradients(
+            needed, given, lambda: self.backward_list(needed, given), self.scan.dispatch.falls_back
+        )
+        if by_list is not None:
+            return by_list
         whole = with_converted(saved, self.kinds, self.first)
-        found = self.scan.gradients(whole, needed, cotangents)
+        found = list(self.scan.gradients(whole, needed, cotangents))
         for k, (dtype, shape) in enumerate(self.given, self.first):
             g = found[k]
             if g is not None:
@@ -150,17 +143,17 @@ class ConvertedGradient:
         gradients = {k: outputs[j] for k, j in enumerate(inner.results) if j is not None}
         for k, (dtype, shape) in enumerate(self.given, self.first):
             if k in gradients:
-                gradients[k] = converted(commands, summed(commands, gradients[k], shape), dtype)
+                gradients[k] = in_dtype(commands, summed(commands, gradients[k], shape), dtype)
         return finished(commands, gradients, self.count, inner.executable)
 
 
 class AfterConversion:
-    """The gradient of a scan whose `init` torch converts and expands first, and so the gradient of
-    init too. Python runs it."""
+    """The gradient of a scan whose arguments torch converts first, from number `first` on, and so
+    their gradients too. Python runs it."""
 
-    def __init__(self, scan: RecomputedGradient, init: Sequence[torch.Tensor], first: int) -> None:
-        self.scan, self.kinds = scan, kinds_of(init)
-        self.first = first  # the number of the first tensor of init
+    def __init__(self, scan: RecomputedGradient, bound: Sequence[torch.Tensor], first: int) -> None:
+        self.scan, self.first = scan, first
+        self.kinds = kinds_of(bound[first:])
         self.reads, self.integers, self.backward = scan.reads, scan.integers, scan.backward
         self.saved_results = scan.saved_results
 
