@@ -32,12 +32,17 @@ def environment_module(text: str) -> str:
     return re.sub(r'\("([^"]+)", "([^"]+)", [\d.]+, [\d.]+\)', line, text)
 
 
+def wrong(name: str) -> list[str]:
+    """Whose results of a run differ from the reference by more than is expected of the dtype."""
+    return sorted({row["contender"] for row in GPU.read(name) if row["is_wrong"] == "True"})
+
+
 def readme() -> str:
     """Of the folder: which runs, by which commands, with the plots."""
     title = f"One {GPU.title(next(iter(GPU.notes))).removeprefix('one ')}"
     table = [
         [f"`{name}`", f"`{GPU.command(name)}`", f"{run['seconds']:.0f}",
-         ENDED.get(run["status"], "a wrong result")]
+         ENDED.get(run["status"], f"wrong: {', '.join(wrong(name))}")]
         for name, run in GPU.notes.items()
     ]  # fmt: skip
     plots = [path.name for name in PLOTS[GPU] for path in drawn(GPU.folder, name)]

@@ -18,6 +18,7 @@ from tables import (
     Row,
     digits,
     error,
+    gpu,
     lines,
     ms,
     pages,
@@ -32,6 +33,7 @@ NAME = "gpu_tables"
 DTYPES = ("float32", "bfloat16")
 ENGINES = ("triton", "cuda", "multipass")
 PASSES = ("forward", "forward and backward")
+LONG = 8192  # steps, from which on the front page says how fast the recurrence is
 PEERS = {
     "assocscan": "assocscan, axis 1",
     "assocscan, rows": "assocscan, rows",
@@ -349,7 +351,26 @@ def nonlinear() -> str:
     return lines(head, shared_tables.passes(GPU, "nonlinear", False, tuple(names)))
 
 
+def front() -> str:
+    """How long the recurrence of the figure takes, in copies, over the long axes."""
+    parts = []
+    for pass_ in PASSES:
+        group = f"(8, L, 1536) bfloat16, {pass_}"
+        copies = sorted(
+            1 / float(row["of_copy"])
+            for row in GPU.read("recurrence")
+            if (row["group"], row["contender"]) == (group, OURS) and float(row["x"]) >= LONG
+        )
+        parts.append(f"{copies[0]:.2f} to {copies[-1]:.2f} times")
+    return paragraph(
+        "How fast is it? For `a` and `b` of the shape (8, L, 1536) in bfloat16, and L of "
+        f"{LONG} or more, `linear_recurrence` takes {parts[0]} as long as a copy of the same "
+        f"number of bytes on one {gpu(GPU.environment)}, and with its gradient {parts[1]}:"
+    )
+
+
 BLOCKS = {
+    "front": Block("index.md", front),
     "machine": Block("performance/index.md", lambda: f"{machine()}."),
     "engines": Block("performance/index.md", engines, ("engines",)),
     "short": Block("performance/index.md", short, ("short-sums", "short-recurrences")),
