@@ -26,7 +26,7 @@ from ..runtime import operation_arguments as operation
 from ..runtime.generated_gradient import GeneratedGradient, differentiable, saving_operator
 from ..runtime.native import runner
 from ..runtime.operation_arguments import Dispatch
-from ..runtime.prepared.prepared_call import Place, place_of
+from ..runtime.prepared.prepared_call import CacheEntry, entry_of
 from ..runtime.scan_call import ScanCall
 from ..runtime.vectors.recomputed_gradient import RecomputedGradient
 from ..torch_state import (
@@ -38,7 +38,7 @@ from ..torch_state import (
 from ..trace import tracer_import as tracer
 from . import custom_adjoint
 from .bind_arguments import bind
-from .caches.call_cache import keep_call
+from .caches.call_cache import cache_call
 from .custom_adjoint import CustomAdjoint
 from .eager_gradient import EagerGradient
 from .eager_path import prepare_eager
@@ -259,27 +259,27 @@ def associative_scan(
         return_final = flag("return_final", return_final)  # type: ignore[unreachable]
     if deterministic is not None:
         require_choice(deterministic)
-    place = None
+    entry = None
     if isinstance(op, Monoid):
-        place = place_of(
+        entry = entry_of(
             op.calls, xs, axis, reverse, inclusive, init, return_final, backend, offsets
         )
-        found = runner.MISS if place is None else place.again()
+        found = runner.MISS if entry is None else entry.run()
         if found is not runner.MISS:
             return found
-    if place is None and overridden(xs, init, offsets):
+    if entry is None and overridden(xs, init, offsets):
         return handed_over(
             associative_scan, op, xs, axis, reverse, inclusive, init=init,
             return_final=return_final, offsets=offsets, backend=backend,
             deterministic=deterministic,
         )  # fmt: skip
-    if place is None and holds_dtensors(xs):
+    if entry is None and holds_dtensors(xs):
         return HOOKS.of_dtensors(
             associative_scan, op, xs, axis, reverse=reverse, inclusive=inclusive, init=init,
             return_final=return_final, offsets=offsets, backend=backend,
         )  # fmt: skip
     call = bind(op, xs, axis, reverse, inclusive, init, return_final, offsets)
-    outputs, finals, output_spec = run_call(call, backend, place)
+    outputs, finals, output_spec = run_call(call, backend, entry)
     ys = unflatten(outputs, output_spec)
     return (ys, unflatten(finals, call.final_spec)) if return_final else ys
 
@@ -287,12 +287,12 @@ def associative_scan(
 Results = tuple[list[torch.Tensor], list[torch.Tensor], TreeSpec]
 
 
-def run_call(call: ScanCall, backend: str, place: Place | None = None) -> Results:
+def run_call(call: ScanCall, backend: str, entry: CacheEntry | None = None) -> Results:
     """Outputs, finals and the structure of the outputs.
 
-    place: where this call is to be kept; None if it may not be.
+    entry: of this call in the cache; None if it may not be cached.
     """
-    found = None if backend == "eager" else _generated(call, backend, place)
+    found = None if backend == "eager" else _generated(call, backend, entry)
     if found is not None:
         return found
     executable, tensors = prepare_eager(call, "")
@@ -300,13 +300,13 @@ def run_call(call: ScanCall, backend: str, place: Place | None = None) -> Result
     return outputs, finals, call.state_spec if call.final_only else call.traced.output_spec
 
 
-def _generated(call: ScanCall, backend: str, place: Place | None) -> Results | None:
+def _generated(call: ScanCall, backend: str, entry: CacheEntry | None) -> Results | None:
     """The results of a generated engine. If no generated engine can run the call and the backend is
     "auto": None, after a warning (given once); the caller then uses the eager engine."""
     reason = backends.why_not(call, backend)
     if reason is None:
         try:
-            results = _run(call, backend, place)
+            results = _run(call, backend, entry)
             return (*results, call.traced.output_spec)
         except BackendError as error:
             if backend != "auto":
@@ -339,7 +339,7 @@ def why_not_meta(backend: str) -> str:
 
 
 def _run(
-    call: ScanCall, backend: str, place: Place | None
+    call: ScanCall, backend: str, entry: CacheEntry | None
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Outputs and finals of a call that `why_not` accepts, in one of two ways:
 
@@ -373,8 +373,8 @@ def _run(
         if isinstance(scan, EagerGradient):
             warn_once(call.operator, why)
         results = scan.apply(tensors)
-    if place is not None and not isinstance(scan, (CustomAdjoint, EagerGradient)):
-        keep_call(place, call, backend, spec, scan)
+    if entry is not None and not isinstance(scan, (CustomAdjoint, EagerGradient)):
+        cache_call(entry, call, backend, spec, scan)
     return results
 
 

@@ -279,7 +279,7 @@ def trace_for_call(
         traced = untraced(spec, scalars, str(error))
     except BackendError as error:  # make_fx is not usable now; not kept, so a later call retries
         return untraced(spec, scalars, str(error))
-    return operator.traced.keep(key, traced)
+    return operator.traced.insert(key, traced)
 
 
 def trace_symbolic_sizes(
@@ -314,7 +314,7 @@ def trace_symbolic_sizes(
                 return None
     except (UnsupportedOperation, TraceError, ScanTypeError, ScanValueError, BackendError):
         return None
-    return operator.traced.keep(key, traced)
+    return operator.traced.insert(key, traced)
 
 
 def bind_init(call: ScanCall, init: Any, names: LeafNames = OWN) -> list[torch.Tensor]:

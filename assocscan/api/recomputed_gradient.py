@@ -23,7 +23,7 @@ class RecomputedGradientOfCall(RecomputedGradient):
     """`RecomputedGradient` of a plain call. Second derivatives are those of torch operations, as in
     `eager_gradient`, and so is the first where its kernel cannot be compiled.
 
-    call: the call without its tensors, so that it can be kept.
+    call: the call without its tensors, so that it can be cached.
     """
 
     batched = staticmethod(one_by_one)

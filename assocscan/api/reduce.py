@@ -15,7 +15,7 @@ from ..monoids.captured_values import present
 from ..monoids.monoid import Function, Monoid
 from ..pytrees import unflatten
 from ..runtime.native import runner
-from ..runtime.prepared.prepared_call import place_of
+from ..runtime.prepared.prepared_call import entry_of
 from ..runtime.scan_call import ScanCall
 from .associative_scan import run_call
 from .bind_arguments import bind, has_known_empty_sequence
@@ -116,20 +116,20 @@ def reduce(
         op = present(op)
     if isinstance(op, Monoid) and deterministic is None:
         named = "auto" if backend is None else backend
-        known = runner.call(op.reductions, xs, axis, reverse, True, init, True, named, offsets)
-        if known is not runner.MISS:
-            return known
+        found = runner.call(op.reductions, xs, axis, reverse, True, init, True, named, offsets)
+        if found is not runner.MISS:
+            return found
     if overridden(xs, init, offsets):
         options = {"init": init, "offsets": offsets, "backend": backend}
         return handed_over(reduce, op, xs, axis, reverse, **options, deterministic=deterministic)
     backend = checked_backend(backend, deterministic)
-    place = None
+    entry = None
     if isinstance(op, Monoid) and op.lower is None:
         reverse = flag("reverse", reverse)
-        place = place_of(op.reductions, xs, axis, reverse, True, init, True, backend, offsets)
-        known = runner.MISS if place is None else place.again()
-        if known is not runner.MISS:
-            return known
+        entry = entry_of(op.reductions, xs, axis, reverse, True, init, True, backend, offsets)
+        found = runner.MISS if entry is None else entry.run()
+        if found is not runner.MISS:
+            return found
     if type(xs) is not torch.Tensor and holds_dtensors(xs):
         options = {"reverse": reverse, "init": init, "offsets": offsets, "backend": backend}
         return HOOKS.of_dtensors(reduce, op, xs, axis, **options)
@@ -137,8 +137,8 @@ def reduce(
     call = replace(call, final_only=True)
     require_last_inputs(call)
     if not are_final_dtypes(call):
-        place = None
-    _, finals, _ = run_call(call, backend, place)
+        entry = None
+    _, finals, _ = run_call(call, backend, entry)
     return reduced(call, finals, last_inputs(call) if call.operator.lower_takes_inputs else [])
 
 

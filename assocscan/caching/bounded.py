@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 from .fork_safe_locks import ForkSafeLock
 
 MOST = 4096
-MOST_CALLS = 512  # as many as the C++ runner keeps (`runner.cpp`)
+MOST_CALLS = 512  # the C++ runner has the same bound (`runner.cpp`)
 _LOCK = ForkSafeLock()  # shared by all caches: a ForkSafeLock is never freed
 
 K = TypeVar("K")
@@ -15,14 +15,14 @@ V = TypeVar("V")
 
 
 class BoundedCache(dict[K, V], Generic[K, V]):
-    """A dictionary of bounded size, for values that can be computed again. Thread-safe."""
+    """A dictionary of bounded size, for values that can be recomputed. Thread-safe."""
 
     def __init__(self, most: int = MOST) -> None:
         super().__init__()
         self.most = most
 
-    def keep(self, key: K, value: V) -> V:
-        """Enter the value and return it. If the cache is full, all entries are removed first."""
+    def insert(self, key: K, value: V) -> V:
+        """Insert the value and return it. If the cache is full, all entries are removed first."""
         with _LOCK:
             if len(self) >= self.most:
                 self.clear()
@@ -31,15 +31,16 @@ class BoundedCache(dict[K, V], Generic[K, V]):
 
 
 class Calls(BoundedCache[Any, Any]):
-    """The kept calls of one function, by key.
+    """The prepared calls of one function, by key (`runtime/prepared/prepared_call`).
 
-    hot: those that the C++ runner keeps (`runtime/native`), by keys of its own.
+    native: the cache of the C++ runner for the same function (`runtime/native`), with keys of its
+        own; None while it is empty.
     """
 
     def __init__(self, most: int = MOST_CALLS) -> None:
         super().__init__(most)
-        self.hot: Any = None
+        self.native: Any = None
 
     def clear(self) -> None:
         super().clear()
-        self.hot = None
+        self.native = None

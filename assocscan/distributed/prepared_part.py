@@ -32,7 +32,7 @@ from ..runtime import executable_cache as executables
 from ..runtime.native import runner
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.prepared.backward_lists import commands_on
-from ..runtime.prepared.prepared_call import Key, place_of
+from ..runtime.prepared.prepared_call import Key, entry_of
 from ..runtime.scan_call import ScanCall
 from .carries import Part, Tensors, carries, local_total, total_call
 from .collectives import ALIGNMENT, gathered, received_by
@@ -55,10 +55,10 @@ def key_of(
         return None, ()
     op = present(op)
     axis, reverse, inclusive, return_final = flags
-    place = place_of(KEPT, xs, axis, reverse, inclusive, init, return_final, backend)
-    if place is None:
+    entry = entry_of(KEPT, xs, axis, reverse, inclusive, init, return_final, backend)
+    if entry is None:
         return None, ()
-    return (op, group.group_name, group.rank(), group.size(), place.key), place.tensors
+    return (op, group.group_name, group.rank(), group.size(), entry.key), entry.tensors
 
 
 def kept(key: Key, tensors: Sequence[torch.Tensor]) -> Part | None:
@@ -82,7 +82,7 @@ def keep(key: Key, part: Part, tensors: Sequence[torch.Tensor]) -> Part:
         return part
     light = part.without_memory()
     made = light.with_passes(PreparedPart(light))
-    KEPT.keep(key, made)
+    KEPT.insert(key, made)
     return made.with_tensors(tensors)
 
 

@@ -301,7 +301,7 @@ def last_operands(
 
 
 def _states_of(b: Any) -> Any:
-    """Where the calls of `_last` are kept, for b of a usual dtype."""
+    """The call cache of `_last`, for b of a usual dtype."""
     dtype = b.dtype if isinstance(b, Tensor) else None
     is_half = dtype in (torch.float16, torch.bfloat16)
     return (_STATES_AS[torch.float32] if is_half else _STATES).reductions
@@ -322,7 +322,7 @@ def _operands(
 
 
 def carry_from(start: Tensor) -> tuple[Tensor, Tensor]:
-    """The state (1, start) that enters a recurrence; the ones of ordinary tensors are kept."""
+    """The state (1, start) that enters a recurrence; the ones of ordinary tensors are cached."""
     is_ordinary = type(start) is Tensor or type(start) is torch.nn.Parameter
     if is_dynamo_compiling() or needs_dispatcher() or not is_ordinary:
         one = torch.ones((), dtype=start.dtype, device=start.device)
@@ -333,7 +333,7 @@ def carry_from(start: Tensor) -> tuple[Tensor, Tensor]:
         with torch.inference_mode(False):
             one = make_lasting(lambda: torch.ones((), dtype=start.dtype, device=start.device),
                                start.device)  # fmt: skip
-            ones = _ONES.keep(key, one.expand(start.shape))
+            ones = _ONES.insert(key, one.expand(start.shape))
     return ones, start
 
 

@@ -183,7 +183,7 @@ def scan_channels(
     are_bools = type(delta_softplus) is type(reverse) is type(return_final) is bool
     if is_cached and are_bools and deterministic is None:
         given = tuple([t for t in tensors if t is not None])
-        found = CALLS.again((lacks, delta_softplus, reverse, return_final, backend), given)
+        found = CALLS.run_native((lacks, delta_softplus, reverse, return_final, backend), given)
         if found is not runner.MISS:
             return found
     delta_softplus = flag("delta_softplus", delta_softplus)

@@ -60,7 +60,7 @@ def present(op: Monoid) -> Monoid:
     made.held = seen.held
     if tuple(Seen().of_monoid(op).key) != key:  # another thread changed a value meanwhile
         return made
-    return op.versions.keep(key, made)
+    return op.versions.insert(key, made)
 
 
 def version_of(op: Monoid) -> Monoid:

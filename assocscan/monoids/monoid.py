@@ -150,7 +150,7 @@ class Monoid:
         if known is None:
             try:
                 with isolated():
-                    known = self._traced.keep(key, trace_monoid(self, spec, leaves))
+                    known = self._traced.insert(key, trace_monoid(self, spec, leaves))
             except BackendError as error:  # torch cannot trace; it may be able to later
                 return observed(self, spec, leaves, str(error))
             except UntraceableError as error:  # which a raw callable may be

@@ -53,7 +53,7 @@ _KNOWN: BoundedCache[str, AnyOperator] = BoundedCache()
 
 def remember(key: str, op: AnyOperator) -> AnyOperator:
     """Let `read` find the operator in this process without its text."""
-    return _KNOWN.keep(key, op)
+    return _KNOWN.insert(key, op)
 
 
 def read(key: str, program: str) -> AnyOperator:

@@ -36,7 +36,7 @@ def write(op: AnyOperator) -> tuple[str, str]:
         program = base64.b64encode(zlib.compress(text, 9)).decode()
         known = f"{escaped(op.name)}:{digest(text)}", program
         remember(known[0], op)
-        _WRITTEN.keep((op.name, op), known)
+        _WRITTEN.insert((op.name, op), known)
     return known
 
 

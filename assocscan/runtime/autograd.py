@@ -37,7 +37,7 @@ def outer_derivatives() -> Iterator[None]:
     transforms: the scan inside is differentiated by the outer levels, not by this one.
 
     torch disables grad mode and forward AD for all levels while it runs an autograd function, so
-    both are enabled again. Dispatch starts below the Autograd key, so that this level, which has
+    both are enabled here. Dispatch starts below the Autograd key, so that this level, which has
     the autograd function, does not differentiate the scan a second time.
     """
     with (
@@ -61,7 +61,7 @@ _WANTED = _Wanted()
 def only_carries() -> Iterator[None]:
     """Context: backward passes of scans compute the gradient of `init` alone, and write no others.
 
-    torch tells an autograd function which inputs have a gradient, not which of them the present
+    torch passes to an autograd function which inputs have a gradient, not which of them the present
     call of `torch.autograd.grad` asks for.
     """
     before = _WANTED.carries_only
@@ -149,22 +149,22 @@ class Context:
         self.scan, self.saved_tensors, self.needs_input_grad = scan, saved, (False, *needed)
 
 
-def backward_of_node(
-    scan: Any, node: Any, saved: Sequence[MaybeTensor], needed: Sequence[bool],
+def backward_in_python(
+    differentiable: Any, native_gradient: Any, saved: Sequence[MaybeTensor], needed: Sequence[bool],
     cotangents: Sequence[MaybeTensor],
 ) -> tuple[MaybeTensor, ...]:  # fmt: skip
-    """The backward of the C++ runner's autograd node where it needs Python. If it is a list that is
-    kept now, the runner gets it.
+    """The backward of the C++ runner's autograd node where it needs Python. If it is a list, that
+    is inserted into the runner's cache.
 
-    scan: a `Differentiable` that keeps its lists in `backward`. node: what the nodes of one call
-    share.
+    differentiable: a `Differentiable` with a `BackwardLists`, `backward`. native_gradient: the
+        `Gradient` of the C++ nodes, which has the runner's backward programs.
     """
-    found = Scan.backward(Context(scan, saved, needed), *cotangents)[1:]
+    found = Scan.backward(Context(differentiable, saved, needed), *cotangents)[1:]
     given = (*saved, *cotangents)
-    known = scan.backward.find(needed, given)
-    if known is not None:
-        program = None if runner.module is None else program_of(runner.module, known.executable)
-        runner.keep_backward(node, needed, given, program, known.results)
+    made = differentiable.backward.find(needed, given)
+    if made is not None:
+        program = None if runner.module is None else program_of(runner.module, made.executable)
+        runner.insert_backward(native_gradient, needed, given, program, made.results)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The cache of executables: `prepare` returns a kept one or has the backend's engine make it."""
+"""The cache of executables: `prepare` returns a cached one or has the backend's engine make it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def prepare(backend: str, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -
     specs = tuple([None if t is None else TensorSpec.of(t, with_address=True) for t in tensors])
     threads = torch.get_num_threads() if spec.device.type == "cpu" else 0
     key = backend, spec, specs, overrides.generation, threads
-    known = _PREPARED.get(key)
-    if known is None:
+    found = _PREPARED.get(key)
+    if found is None:
         made = backends.preparer(backend, spec)(spec, specs)
-        known = _PREPARED.keep(key, made)
-    return known
+        found = _PREPARED.insert(key, made)
+    return found
 
 
 def run(

@@ -86,7 +86,7 @@ class GeneratedGradient:
     like: the shape and dtype of each tensor that has a gradient.
     reads, states: which tensors and which state leaves are saved for the backward pass; constant
         state leaves, which are read too, are saved as init.
-    executable: of the forward scan; set where this object is kept with the call.
+    executable: of the forward scan; set where this object belongs to a prepared call.
     backward: the backward passes, used only with `executable`.
     """
 
@@ -157,8 +157,8 @@ class GeneratedGradient:
     def saved(
         self, tensors: Sequence[MaybeTensor], results: Sequence[torch.Tensor]
     ) -> list[MaybeTensor]:
-        kept = [t if read else None for t, read in zip(tensors, self.reads, strict=True)]
-        return kept + [results[self.output_of_state[k]] for k in self.states]
+        read = [t if reads else None for t, reads in zip(tensors, self.reads, strict=True)]
+        return read + [results[self.output_of_state[k]] for k in self.states]
 
     def gradients(
         self,
@@ -200,15 +200,15 @@ class GeneratedGradient:
             return None
         slots = [None if t is None else k for k, t in enumerate(given)]
         states = dict(zip(self.states, slots[self.count : saved], strict=True))
-        commands, known = commands_on(given, spec.device), dict(enumerate(given))
+        commands, in_slot = commands_on(given, spec.device), dict(enumerate(given))
         first = len(spec.operator.inputs)
         for leaf, t in along_axis(spec, given).items():
             source, layout = first + (spec.init or ()).index(leaf), (tuple(t.shape), t.stride())
-            slot, known[slot] = viewed(commands, given, source, layout)
+            slot, in_slot[slot] = viewed(commands, given, source, layout)
             states[leaf] = slot
         pass_ = Backward(spec, slots[: self.count], states, self.like, needed, slots[saved:])
         scan, places = pass_.scan()
-        tensors = [None if k is None else known[k] for k in places]
+        tensors = [None if k is None else in_slot[k] for k in places]
         executable = executables.prepare(self.dispatch.backend, scan, tensors)
         if spec.sequences is not None and not executable.checks_offsets:
             commands.check_offsets(
@@ -262,8 +262,8 @@ def saving_operator(spec: Spec, wanted: Sequence[bool], has_tangents: Sequence[b
         states.update(reads_of(spec, wanted)[1])
     if True in has_tangents:
         states.update(derive_tangent(op, tangent_request(spec, has_tangents)).states)
-    known = {*state_outputs(op), *op.constant}
-    saving: Operator = with_outputs(op, tuple(sorted([k for k in states if k not in known])))
+    present = {*state_outputs(op), *op.constant}
+    saving: Operator = with_outputs(op, tuple(sorted([k for k in states if k not in present])))
     return saving
 
 
@@ -278,8 +278,8 @@ def run_derivative(
 ) -> tuple[Tensors, Tensors]:
     """Outputs and finals of a derivative's scan.
 
-    Where gradients are enabled (create_graph) they are differentiable again. Where no engine can
-    run the scan, `auto` runs it by torch operations, and a named backend raises BackendError.
+    Where gradients are enabled (create_graph) they are differentiable themselves. Where no engine
+    can run the scan, `auto` runs it by torch operations, and a named backend raises BackendError.
     """
     try:
         if torch.is_grad_enabled() and not needs_dispatcher():

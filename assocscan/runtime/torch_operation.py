@@ -122,7 +122,7 @@ def differentiable(keyset: Any, *arguments: Any) -> Tensors:
     """The operation at the Autograd key.
 
     Without derivatives it goes on to the next key. With them it runs the autograd functions of
-    `autograd`, whose scans are this operation again.
+    `autograd`, whose scans are this operation too.
     """
     arguments = with_lists(arguments)
     inputs, init, edges = arguments[2:5]

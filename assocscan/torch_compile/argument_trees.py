@@ -113,7 +113,7 @@ def token_of_form(form: Any) -> str:
     template = template_of(form)
     token = repr(flatten(template)[1]) + repr(template)
     if token not in _TEMPLATES:
-        _TEMPLATES.keep(token, template)
+        _TEMPLATES.insert(token, template)
     return token
 
 
@@ -174,5 +174,5 @@ def tree_of(token: str, leaves: Sequence[Any]) -> Any:
 def remember_results(call: Call, results: Any) -> tuple[torch.Tensor, ...]:
     """The leaves of a call's results, whose structure is kept."""
     leaves: list[torch.Tensor] = []
-    _RESULTS.keep(call, numbered(results, leaves))
+    _RESULTS.insert(call, numbered(results, leaves))
     return tuple(leaves)

@@ -141,7 +141,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return look
 
-    monkeypatch.setattr(api, "place_of", looking(api.place_of))
+    monkeypatch.setattr(api, "entry_of", looking(api.entry_of))
     # Which asks C++ first, whatever `deterministic` is.
     asks_first = SimpleNamespace(call=looking(runner.call), MISS=runner.MISS)
     monkeypatch.setattr(nonlinear_recurrence, "runner", asks_first)

@@ -136,7 +136,9 @@ def test_calls_and_gradients_are_the_same(
         return found, torch.autograd.grad(results, wanted, cotangents)
 
     expected = in_python(lambda: [both() for _ in range(3)][-1])
-    for _ in range(4):  # prepared; kept; told to the runner; from the runner, backward twice
+    for _ in range(
+        4
+    ):  # prepared; run in Python; registered with the runner; run by it, backward twice
         same(both(), expected)
     init = state if flags.init else None
     hot = answers(op, xs, 1, flags.reverse, flags.inclusive, init, flags.final, engine.name)
@@ -416,7 +418,7 @@ def test_a_monoid_is_freed_with_its_calls() -> None:
     for _ in range(4):
         associative_scan(op, x).sum().backward()
         assocscan.reduce(op, x).backward()
-    assert op.calls.hot is not None and op.reductions.hot is not None
+    assert op.calls.native is not None and op.reductions.native is not None
     kept = weakref.ref(op)
     del _REGISTRY["tests.short_lived"], op
     gc.collect()
@@ -480,10 +482,10 @@ def test_the_oldest_calls_make_room() -> None:
     x = torch.randn(4)
     for _ in range(3):
         associative_scan(op, x)
-    calls = op.calls.hot
+    calls = op.calls.native
     program = program_of(runner.module, next(iter(op.calls.values())).executable)
     for axis in range(5000):
-        runner.module.keep(
+        runner.module.insert_call(
             calls, x, axis, False, True, None, False, "auto", None, program, None, 0, (0,)
         )
     assert answers(op, x, 4999) is not runner.MISS

@@ -151,8 +151,8 @@ def test_int32_offsets_are_converted_by_the_runner(
     expected = [results(torch.tensor(bounds)) for bounds in given]
     for k, bounds in enumerate(given):
         if k == 2:
-            monkeypatch.setattr("assocscan.api.associative_scan.place_of", refused)
-            monkeypatch.setattr("assocscan.api.reduce.place_of", refused)
+            monkeypatch.setattr("assocscan.api.associative_scan.entry_of", refused)
+            monkeypatch.setattr("assocscan.api.reduce.entry_of", refused)
         if k == 4:
             monkeypatch.setattr("assocscan.runtime.autograd.Scan.backward", refused)
         for found, wanted in zip(results(torch.tensor(bounds).int()), expected[k], strict=True):

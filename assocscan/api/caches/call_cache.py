@@ -1,8 +1,8 @@
-"""Keeps calls of `associative_scan` and `reduce`: a later one with the same flags and the same
-metadata of its tensors skips all checks (`runtime.prepared.prepared_call`).
+"""Makes prepared calls of `associative_scan` and `reduce`, so that one with the same flags and the
+same metadata of its tensors skips all checks (`runtime.prepared.prepared_call`).
 
-Reductions are kept beside the scans of an operator, where their results are the final carries as
-the kernels write them.
+Reductions have a cache beside that of the scans of an operator; their results are the final carries
+as the kernels write them.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from ...pytrees import flatten, unflatten
 from ...runtime import executable_cache as executables
 from ...runtime.generated_gradient import GeneratedGradient
 from ...runtime.prepared.backward_lists import commands_on
-from ...runtime.prepared.prepared_call import Gradient, Place, PreparedCall
+from ...runtime.prepared.prepared_call import CacheEntry, Gradient, PreparedCall
 from ...runtime.scan_call import ScanCall
 from ...runtime.vectors.recomputed_gradient import RecomputedGradient
 from .converted_arguments import AfterConversion, ConvertedGradient, after_conversion
 
 
-def keep_call(
-    place: Place,
+def cache_call(
+    entry: CacheEntry,
     call: ScanCall,
     backend: str,
     spec: ScanSpec[Any],
     scan: GeneratedGradient | RecomputedGradient | None,
 ) -> None:
-    """Keep a call that was run. Where `bind` converted `init` or `offsets`, the prepared call
-    converts them too."""
-    tensors, init = place.tensors, call.init or []
+    """Fill the entry of a call that was run. Where `bind` converted `init` or `offsets`, the
+    prepared call converts them too."""
+    tensors, init = entry.tensors, call.init or []
     if call.offsets is not None and reads_offsets(call):
         return
     packed = []
-    if call.offsets is not None:  # as given, where `bind` made a copy only to keep them
+    if call.offsets is not None:  # as given, unless `bind` converted them
         packed = [tensors[-1] if tensors[-1].dtype == call.offsets.dtype else call.offsets]
     bound, first = [*call.leaves, *init, *packed], len(call.leaves)
     try:
         executable = executables.prepare(backend, spec if scan is None else scan.spec, bound)
-    except BackendError:  # the scan ran; if it cannot be prepared again now, it is not kept
+    except BackendError:  # the scan ran; if it cannot be prepared now, it is not cached
         return
     if packed and not executable.checks_offsets:
         executable = after_check(executable, bound, spec.length)
@@ -60,9 +60,9 @@ def keep_call(
     last = len(executable.outputs) + len(executable.finals)
     count = 0 if call.final_only else len(call.traced.outputs)
     finals = len(call.final)
-    in_python = isinstance(scan, RecomputedGradient) and is_repeated(tensors)
+    python_only = isinstance(scan, RecomputedGradient) and is_repeated(tensors)
     returned = (*range(count), *range(last - finals, last))
-    place.keep(PreparedCall(executable, gradient, returned, put_of(call, count), not in_python))
+    entry.fill(PreparedCall(executable, gradient, returned, put_of(call, count), python_only))
 
 
 def reads_offsets(call: ScanCall) -> bool:

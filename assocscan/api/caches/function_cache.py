@@ -1,5 +1,4 @@
-"""The calls of functions that scan views of their tensors, such as `selective_scan`: kept by the
-metadata of the tensors."""
+"""The prepared calls of functions that scan views of their tensors, such as `selective_scan`."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from ...errors import AssocScanError, BackendError
 from ...program.vectors.vector_operator import VectorOperator
 from ...runtime import backends
 from ...runtime.native import runner
-from ...runtime.prepared.prepared_call import PreparedCall, place_of, tensor_key
+from ...runtime.prepared.prepared_call import PreparedCall, entry_of, tensor_key
 from ..associative_scan import operator_of
 from ..bind_arguments import bind
 from .scan_of_views import Options, Plain, ScanOfViews, Views
 
-# Calls are kept by the arguments of `associative_scan`. Those of a function are in its options, and
-# these fill the places: axis … backend.
+# Keys of calls are made of the arguments of `associative_scan`: axis … backend. Those of a function
+# are in its options, and these stand in their place.
 NO_FLAGS = (0, False, True, None, False)
 
 
@@ -41,9 +40,9 @@ class FunctionCache:
         self.plain, self.views = plain, views
         self.calls: dict[Options, Calls] = {}
 
-    def again(self, options: Options, tensors: tuple[Any, ...]) -> Any:
-        """The result of a call that the runner keeps, or `runner.MISS`: a tensor, or a tuple where
-        the function has several results. The arguments need not have been checked."""
+    def run_native(self, options: Options, tensors: tuple[Any, ...]) -> Any:
+        """The result of a call that the C++ runner has, or `runner.MISS`: a tensor, or a tuple
+        where the function has several results. The arguments need not have been checked."""
         try:
             calls = self.calls.get(options)
         except TypeError:  # an option that cannot be hashed
@@ -53,9 +52,9 @@ class FunctionCache:
         return runner.call(calls, tensors, *NO_FLAGS, options[-1] or "auto")
 
     def run(self, options: Options, tensors: tuple[Tensor, ...]) -> Any:
-        """The result of a call as `again` gives it; `runner.MISS` for one that `plain` has to run:
-        because it does not scan vectors, because there is no kernel for it, or because something
-        looks at operations."""
+        """The result of a call as `run_native` gives it; `runner.MISS` for one that `plain` has to
+        run: because it does not scan vectors, because there is no kernel for it, or because
+        something looks at operations."""
         try:
             calls = self.calls.get(options)
         except TypeError:
@@ -65,17 +64,17 @@ class FunctionCache:
                 self.calls.clear()
             calls = self.calls.setdefault(options, Calls())
         named = options[-1] or "auto"
-        place = place_of(calls, tensors, *NO_FLAGS, named)
-        if place is not None and place.key in calls:
-            return place.again()
-        if place is None and tensor_key(tensors, torch.is_grad_enabled()) is None:
+        entry = entry_of(calls, tensors, *NO_FLAGS, named)
+        if entry is not None and entry.key in calls:
+            return entry.run()
+        if entry is None and tensor_key(tensors, torch.is_grad_enabled()) is None:
             return runner.MISS
         try:
             prepared = self.prepared(options, tensors)
-        except AssocScanError:  # not kept: a kernel that cannot be made now may be made later
+        except AssocScanError:  # not cached: a kernel that cannot be made now may be made later
             return runner.MISS  # `plain` warns of it or raises it
-        if place is not None:
-            place.keep(prepared)
+        if entry is not None:
+            entry.fill(prepared)
         try:
             return runner.MISS if prepared is None else prepared(tensors)
         except BackendError:

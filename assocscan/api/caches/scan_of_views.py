@@ -100,7 +100,7 @@ class GradientOfViews(RecomputedGradient):
 
 
 class ScanOfViews:
-    """A call of a function, prepared (`runtime.autograd.Differentiable`). It keeps no tensor of the
+    """A call of a function, prepared (`runtime.autograd.Differentiable`). It holds no tensor of the
     call.
 
     kinds: of the function's tensors. layouts: of what is scanned, the views of the tensors that

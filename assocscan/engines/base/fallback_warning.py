@@ -19,7 +19,7 @@ def warn_once(operator: Any, why: str) -> None:
     depend on the operator (no compiler, say): then warn once per process."""
     key = (None if operator is None else identity_of(operator), why)
     if key not in _WARNED:
-        _WARNED.keep(key, None)
+        _WARNED.insert(key, None)
         warn(why if operator is None else f"operator {shown(operator)}: {why}")
 
 

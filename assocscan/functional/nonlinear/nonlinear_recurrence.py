@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...api.associative_scan import operator_of, run_call
-from ...api.caches.call_cache import keep_call
+from ...api.caches.call_cache import cache_call
 from ...api.flags_and_backends import checked_backend, flag
 from ...api.tensor_subclasses import overridable
 from ...autodiff.newton_operator import derive_newton
@@ -22,7 +22,7 @@ from ...pytrees import unflatten
 from ...runtime import backends
 from ...runtime.generated_gradient import differentiable
 from ...runtime.native import runner
-from ...runtime.prepared.prepared_call import Place, place_of
+from ...runtime.prepared.prepared_call import CacheEntry, entry_of
 from ...runtime.scan_call import ScanCall
 from ...torch_state import is_tracked, needs_dispatcher
 from ...wording import shown
@@ -157,34 +157,34 @@ def nonlinear_recurrence(
     found = runner.call(*key)
     if found is not runner.MISS:
         return found
-    place = place_of(*key)
-    found = runner.MISS if place is None else place.again()
+    entry = entry_of(*key)
+    found = runner.MISS if entry is None else entry.run()
     if found is not runner.MISS:
         return found
     call = bind_step(given, axis, reverse, return_final, offsets)
     dispatch = parallel_method(call, method, backend, tolerance, max_iterations)
     if dispatch is None:
-        outputs, finals, _ = run_call(call, backend, place)
+        outputs, finals, _ = run_call(call, backend, entry)
     else:
-        outputs, finals = solve(dispatch, call, place)
+        outputs, finals = solve(dispatch, call, entry)
     ys = unflatten(outputs, call.traced.output_spec)
     return (ys, unflatten(finals, call.final_spec)) if return_final else ys
 
 
 def solve(
-    dispatch: NewtonDispatch, call: ScanCall, place: Place | None
+    dispatch: NewtonDispatch, call: ScanCall, entry: CacheEntry | None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Outputs and finals by Newton's method. The call is kept where one kernel solves it."""
+    """Outputs and finals by Newton's method. The call is cached where one kernel solves it."""
     if dispatch.report is None:
-        report = solutions_of(call).keep(dispatch.options, Report())
+        report = solutions_of(call).insert(dispatch.options, Report())
         dispatch = replace(dispatch, report=report)
     spec, tensors = call.scan(operator_of(call, dispatch.backend))
     scan = differentiable(dispatch, spec, tensors) if is_tracked(tensors) else None
     results = dispatch.run(spec, tensors) if scan is None else scan.apply(tensors)
-    if place is not None and not dispatch.once:
+    if entry is not None and not dispatch.once:
         if scan is not None:
             scan.spec = dispatch.in_windows(scan.spec)
-        keep_call(place, call, dispatch.backend, dispatch.in_windows(spec), scan)
+        cache_call(entry, call, dispatch.backend, dispatch.in_windows(spec), scan)
     return results
 
 

@@ -177,7 +177,7 @@ def as_carry(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         known = _NUMBERS.get(key)
         if known is None:
             with torch.inference_mode(False):
-                known = _NUMBERS.keep(key, make_lasting(
+                known = _NUMBERS.insert(key, make_lasting(
                     lambda: torch.full((), value, dtype=dtype, device=device), device
                 ))  # fmt: skip
         return known

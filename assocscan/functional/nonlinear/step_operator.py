@@ -79,7 +79,7 @@ def step_operator(step: Function, lower: Function | None, spec: StepSpec) -> Ste
         key = key_of(step, lower, spec)
     except MutableError:
         return StepOperator(step, lower, spec)
-    return _KNOWN.keep(key, StepOperator(frozen(step), frozen(lower), spec))
+    return _KNOWN.insert(key, StepOperator(frozen(step), frozen(lower), spec))
 
 
 class StepOperator(Monoid):
@@ -124,7 +124,7 @@ class StepOperator(Monoid):
         """The calls of this step that were solved by Newton's method."""
         key = tolerance, max_iterations
         known = self._by_newton.get(key)
-        return self._by_newton.keep(key, Calls()) if known is None else known
+        return self._by_newton.insert(key, Calls()) if known is None else known
 
     # ---- The functions that are traced ----
 

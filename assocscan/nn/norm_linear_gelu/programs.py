@@ -167,7 +167,7 @@ def tell(function: Calls, layer: Layer, tensors: Sequence[MaybeTensor]) -> None:
         recording = Recording(layer, present, (*present, *kept))
         gradient = (recording, backward, (True,) * len(given), hidden, hidden, NODE)
     arguments = tuple(given), 0, False, True, None, False, "auto", None
-    runner.keep(function, arguments, commands.program(results), gradient, 0, (0,))
+    runner.insert_call(function, arguments, commands.program(results), gradient, 0, (0,))
 
 
 def states_of(needed: set[str]) -> list[str]:
@@ -216,7 +216,7 @@ def backward(
     order = [number_of.get(name) for name in recording.tensors]
     if runner.module is not None:
         program = commands.program(tuple(results.values()))
-        runner.keep_backward(gradient, needed, given, program, order)
+        runner.insert_backward(gradient, needed, given, program, order)
     table, slots = run(commands, given), list(results.values())
     return tuple([None if k is None else table[slots[k]] for k in order])
 

@@ -54,11 +54,11 @@ def load() -> Any:
     if reason is not None:
         raise BackendError(reason)
     name = file_name()
-    known = cache_folder.find(name)
-    if known is not None:
+    stored = cache_folder.find(name)
+    if stored is not None:
         try:
-            return opened(known)
-        except ImportError:  # made by another system that shares the folder: compile it again
+            return opened(stored)
+        except ImportError:  # made by another system that shares the folder: recompile it
             pass
     with cache_folder.build_folder() as folder:
         try:

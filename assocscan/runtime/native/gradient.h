@@ -27,21 +27,21 @@ struct BackwardProgram {
   Slots results;  // which of the program's results is the gradient of tensor k; −1: none
 };
 
-// What all nodes of one cached call share.
+// What all nodes of one prepared call share.
 struct Gradient {
-  PyRef scan;                // the Differentiable
-  PyRef in_python;           // (scan, this as a capsule, saved, needed, cotangents) → gradients
-  std::vector<bool> reads;   // which of the tensors are saved
-  Slots states;              // which of the results are saved after them
-  std::vector<bool> integer; // which of the results have no derivative
-  std::string name;          // of the node
+  PyRef differentiable;          // of `runtime/autograd.py`
+  PyRef in_python;               // (differentiable, this as a capsule, saved, needed, cotangents) → gradients
+  std::vector<bool> reads;       // which of the tensors are saved
+  Slots saved_results;           // which of the results are saved after them
+  std::vector<bool> is_integer;  // which of the results have no derivative
+  std::string name;              // of the node
 
   std::shared_ptr<const BackwardProgram> find(const Key& key) const {
     const std::lock_guard<std::mutex> lock(cache_lock());
     const auto found = programs.find(key);
     return found == programs.end() ? nullptr : found->second;
   }
-  void keep(const Key& key, std::shared_ptr<const BackwardProgram> program) {
+  void insert(const Key& key, std::shared_ptr<const BackwardProgram> program) {
     Programs dropped;
     const std::lock_guard<std::mutex> lock(cache_lock());
     if (programs.size() >= MOST) dropped.swap(programs);
@@ -133,19 +133,20 @@ struct ScanBackward : torch::autograd::Node {
 
   variable_list run_in_python(c10::ArrayRef<Tensor> given, c10::ArrayRef<bool> needed, size_t count) {
     WithGil gil;
-    const size_t kept = saved.size();
+    const size_t count_saved = saved.size();
     const auto tuple = [&](size_t begin, size_t end) {
       THPObjectPtr made(PyTuple_New(Py_ssize_t(end - begin)));
       for (size_t k = begin; k < end; ++k)
         PyTuple_SET_ITEM(made.get(), k - begin, THPVariable_Wrap(given[k]));
       return made;
     };
-    THPObjectPtr kept_list = tuple(0, kept), cotangents = tuple(kept, given.size());
+    THPObjectPtr saved_tensors = tuple(0, count_saved), cotangents = tuple(count_saved, given.size());
     THPObjectPtr flags(PyTuple_New(Py_ssize_t(count)));
     for (size_t k = 0; k < count; ++k) PyTuple_SET_ITEM(flags.get(), k, PyBool_FromLong(needed[k]));
     THPObjectPtr capsule(capsule_of(gradient));
-    THPObjectPtr found(PyObject_CallFunctionObjArgs(gradient->in_python.get(), gradient->scan.get(),
-                                                    capsule.get(), kept_list.get(), flags.get(),
+    THPObjectPtr found(PyObject_CallFunctionObjArgs(gradient->in_python.get(),
+                                                    gradient->differentiable.get(), capsule.get(),
+                                                    saved_tensors.get(), flags.get(),
                                                     cotangents.get(), nullptr));
     if (!found) throw_python_error();
     variable_list gradients(count);
@@ -184,15 +185,15 @@ inline void connect(const std::shared_ptr<Gradient>& gradient, c10::ArrayRef<Ten
   for (const Tensor& t : tensors) edges.push_back(torch::autograd::impl::gradient_edge(t));
   node->set_next_edges(std::move(edges));
   for (size_t k = 0; k < results.size(); ++k) {
-    if (gradient->integer[k])
+    if (gradient->is_integer[k])
       node->add_input_metadata(torch::autograd::Node::undefined_input());
     else
       torch::autograd::set_history(results[k], node);
   }
-  node->saved.reserve(tensors.size() + gradient->states.size());
+  node->saved.reserve(tensors.size() + gradient->saved_results.size());
   for (size_t k = 0; k < tensors.size(); ++k)
     node->saved.emplace_back(gradient->reads[k] ? tensors[k] : Tensor(), false);
-  for (const Slot k : gradient->states) node->saved.emplace_back(results[k], true);
+  for (const Slot k : gradient->saved_results) node->saved.emplace_back(results[k], true);
 #if __has_include(<torch/csrc/autograd/node_creation_hook.h>)
   torch::autograd::fire_node_creation_hooks(node);
 #endif

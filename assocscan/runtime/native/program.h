@@ -96,7 +96,7 @@ inline int64_t address_of(const Tensor& t) {
 
 struct Command {
   virtual ~Command() = default;
-  // Throws NeedsPython if it is known before the first command runs that this one cannot.
+  // Called before the first command runs: throws NeedsPython if this one will not be able to run.
   virtual void check() const {}
   virtual void run(Table& table) const = 0;
 };
@@ -122,10 +122,10 @@ struct Allocate : Command {
 
   // Past the first time torch's dispatcher is left out: it takes longer than the allocation.
   Tensor on_gpu() const {
-    c10::Allocator* known = allocator.load(std::memory_order_relaxed);
-    if (known != nullptr)
+    c10::Allocator* found = allocator.load(std::memory_order_relaxed);
+    if (found != nullptr)
       return Tensor(at::detail::empty_strided_generic(
-          sizes, strides, known, c10::DispatchKeySet(c10::DispatchKey::CUDA), dtype));
+          sizes, strides, found, c10::DispatchKeySet(c10::DispatchKey::CUDA), dtype));
     Tensor made = at::empty_strided(sizes, strides, at::TensorOptions(device).dtype(dtype));
     allocator = made.storage().allocator();
     return made;
@@ -210,7 +210,7 @@ struct CallTorch : Command {
   };
   c10::OperatorHandle function;
   std::vector<Argument> arguments;
-  Slots results;  // −1: not kept
+  Slots results;  // −1: dropped
 
   explicit CallTorch(c10::OperatorHandle named) : function(std::move(named)) {}
 
@@ -285,7 +285,7 @@ struct LaunchTriton : Command {
 
 // A kernel of the CUDA engine (`cuda/`): its parameter is one structure.
 struct LaunchCuda : Command {
-  // The memory through which blocks exchange prefixes, by stream. A tensor is kept as long as this
+  // The memory through which blocks exchange prefixes, by stream. A tensor lives as long as this
   // command, also when Python has made a larger one for the stream.
   struct Workspaces {
     std::mutex mutex;

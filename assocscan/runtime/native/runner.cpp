@@ -1,7 +1,7 @@
 // The runner of executables in C++: the call cache, programs and the autograd node, for Python.
 //
-// Python describes executables to it (`programs.py`), and asks it first at every call. It runs what
-// it knows and returns MISS for everything else, which then takes the path in Python.
+// Python describes executables to it (`programs.py`), inserts calls into its cache, and calls it first
+// every time. It runs the calls of its cache and returns MISS for all others, which Python then runs.
 #include "descriptions.h"
 #include "gradient.h"
 #include "plain.h"
@@ -10,19 +10,19 @@
 namespace assocscan {
 namespace {
 
-PyObject* miss = nullptr;       // returned where a call is not known
-PyObject* calls_name = nullptr; // the attribute of a Monoid with its `Calls`
-PyObject* hot_name = nullptr;   // the attribute of a `Calls` with those that are known here
+PyObject* miss = nullptr;         // returned for a call that is not in the cache
+PyObject* calls_name = nullptr;   // the attribute of a Monoid with its `Calls`
+PyObject* native_name = nullptr;  // the attribute of a `Calls` with the `Calls` of this file
 PyTypeObject *monoid_type = nullptr, *calls_type = nullptr;
 constexpr const char* PROGRAM = "assocscan program";
 constexpr const char* CALLS = "assocscan calls";
 
 template <typename T>
 PyObject* capsule(T value, const char* name) {
-  auto* kept = new T(std::move(value));
-  PyObject* made = PyCapsule_New(kept, name, nullptr);
+  auto* owned = new T(std::move(value));
+  PyObject* made = PyCapsule_New(owned, name, nullptr);
   if (made == nullptr) {
-    delete kept;
+    delete owned;
     return nullptr;
   }
   PyCapsule_SetDestructor(made, [](PyObject* object) {
@@ -108,7 +108,7 @@ struct Structure {
   }
 };
 
-// A call that was run before.
+// A prepared call.
 struct Call {
   ProgramPtr program;
   std::shared_ptr<Gradient> gradient;  // none if no gradient is wanted
@@ -117,8 +117,8 @@ struct Call {
 };
 
 struct Calls {
-  static constexpr size_t MOST = 512;  // as many as Python keeps (`caching.bounded.MOST_CALLS`)
-  std::unordered_map<Key, std::shared_ptr<const Call>, KeyHash> known;
+  static constexpr size_t MOST = 512;  // as in Python (`caching.bounded.MOST_CALLS`)
+  std::unordered_map<Key, std::shared_ptr<const Call>, KeyHash> entries;
 };
 
 using CallsPtr = std::shared_ptr<Calls>;
@@ -155,7 +155,7 @@ bool describe(PyObject* const* arguments, PyObject* offsets, Tensors& tensors, K
            int64_t(arguments[5] == Py_True) << 2 | int64_t(arguments[4] != Py_None) << 3 |
            int64_t(offsets != Py_None) << 4 |
            int64_t(c10::get_default_dtype_as_scalartype()) << 8 | int64_t(at::get_num_threads()) << 16);
-  key.push(PyObject_Hash(arguments[6]));  // a hash is enough: only calls with valid names are kept
+  key.push(PyObject_Hash(arguments[6]));  // a hash is enough: only calls with valid names are inserted
   const bool grad = at::GradMode::is_enabled();
   if (!gather(arguments[0], grad, tensors, key)) return false;
   if (arguments[4] != Py_None && !gather(arguments[4], grad, tensors, key)) return false;
@@ -198,28 +198,28 @@ PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     if (!calls_of_op) throw python_error();
     op = calls_of_op.get();
   }
-  THPObjectPtr kept(PyObject_GetAttr(op, hot_name));
-  if (!kept) throw python_error();
-  if (kept.get() == Py_None || is_surrounded()) return missed();
+  THPObjectPtr native(PyObject_GetAttr(op, native_name));
+  if (!native) throw python_error();
+  if (native.get() == Py_None || is_surrounded()) return missed();
   Key key;
   Tensors tensors;
   if (!describe(arguments + 1, count > 8 ? arguments[8] : Py_None, tensors, key)) return missed();
   std::shared_ptr<const Call> found;
   {
-    Calls& calls = *held<CallsPtr>(kept.get(), CALLS);
+    Calls& calls = *held<CallsPtr>(native.get(), CALLS);
     const std::lock_guard<std::mutex> lock(cache_lock());
-    const auto place = calls.known.find(key);
-    if (place == calls.known.end()) return missed();
-    found = place->second;
+    const auto entry = calls.entries.find(key);
+    if (entry == calls.entries.end()) return missed();
+    found = entry->second;
   }
   return run_call(*found, tensors);
   END_HANDLE_TH_ERRORS
 }
 
-// keep(calls, xs, axis, reverse, inclusive, init, return_final, backend, offsets, program, gradient,
-//      structure, returned): remember a call. gradient: None, or (scan, in_python, reads, states,
-// integers, name). Returns whether all other calls were dropped to make room.
-PyObject* keep(PyObject*, PyObject* const* arguments, Py_ssize_t) {
+// insert_call(calls, xs, axis, reverse, inclusive, init, return_final, backend, offsets, program,
+//             gradient, structure, returned). gradient: None, or (differentiable, in_python, reads,
+// saved_results, integers, name). Returns whether all other calls were dropped to make room.
+PyObject* insert_call(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   HANDLE_TH_ERRORS
   Key key;
   Tensors tensors;
@@ -229,12 +229,12 @@ PyObject* keep(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   if (arguments[10] != Py_None) {
     Reader fields(arguments[10]);
     made->gradient = std::make_shared<Gradient>();
-    made->gradient->scan = PyRef(fields.object());
+    made->gradient->differentiable = PyRef(fields.object());
     made->gradient->in_python = PyRef(fields.object());
     made->gradient->reads = fields.integers<bool>();
-    made->gradient->states = fields.integers<Slot>();
-    made->gradient->integer.resize(made->program->results.size());
-    for (const Slot k : fields.integers<Slot>()) made->gradient->integer[k] = true;
+    made->gradient->saved_results = fields.integers<Slot>();
+    made->gradient->is_integer.resize(made->program->results.size());
+    for (const Slot k : fields.integers<Slot>()) made->gradient->is_integer[k] = true;
     made->gradient->name = THPUtils_unpackString(fields.object());
   }
   made->structure = Structure::of(arguments[11]);
@@ -244,15 +244,15 @@ PyObject* keep(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   std::shared_ptr<const Call> replaced = std::move(made);
   {
     const std::lock_guard<std::mutex> lock(cache_lock());
-    if (calls.known.size() >= Calls::MOST) dropped.swap(calls.known);
-    calls.known[key].swap(replaced);
+    if (calls.entries.size() >= Calls::MOST) dropped.swap(calls.entries);
+    calls.entries[key].swap(replaced);
   }
   return PyBool_FromLong(!dropped.empty());
   END_HANDLE_TH_ERRORS
 }
 
-// keep_backward(gradient, needed, given, program, results)
-PyObject* keep_backward(PyObject*, PyObject* const* arguments, Py_ssize_t) {
+// insert_backward(gradient, needed, given, program, results)
+PyObject* insert_backward(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   HANDLE_TH_ERRORS
   auto& gradient = held<std::shared_ptr<Gradient>>(arguments[0], ScanBackward::CAPSULE);
   std::vector<bool> needed;
@@ -267,7 +267,7 @@ PyObject* keep_backward(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   auto made = std::make_shared<BackwardProgram>();
   made->program = held<ProgramPtr>(arguments[3], PROGRAM);
   for (Reader parts(arguments[4]); !parts.done();) made->results.push_back(Slot(parts.integer()));
-  gradient->keep(key, std::move(made));
+  gradient->insert(key, std::move(made));
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -301,8 +301,8 @@ PyMethodDef methods[] = {
     {"program", make_program, METH_VARARGS, nullptr},
     {"run", as_function(run), METH_FASTCALL, nullptr},
     {"call", as_function(call), METH_FASTCALL, nullptr},
-    {"keep", as_function(keep), METH_FASTCALL, nullptr},
-    {"keep_backward", as_function(keep_backward), METH_FASTCALL, nullptr},
+    {"insert_call", as_function(insert_call), METH_FASTCALL, nullptr},
+    {"insert_backward", as_function(insert_backward), METH_FASTCALL, nullptr},
     {"new_calls", new_calls, METH_NOARGS, nullptr},
     {"set_bypassed", set_bypassed, METH_O, nullptr},
     {"set_up", as_function(set_up), METH_FASTCALL, nullptr},
@@ -318,6 +318,6 @@ PyMODINIT_FUNC PyInit_assocscan_runner() {
   using namespace assocscan;
   PyObject* module = PyModule_Create(&definition);
   if (module == nullptr) return nullptr;
-  calls_name = PyUnicode_InternFromString("calls"), hot_name = PyUnicode_InternFromString("hot");
-  return calls_name == nullptr || hot_name == nullptr ? nullptr : module;
+  calls_name = PyUnicode_InternFromString("calls"), native_name = PyUnicode_InternFromString("native");
+  return calls_name == nullptr || native_name == nullptr ? nullptr : module;
 }

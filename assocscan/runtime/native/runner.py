@@ -1,6 +1,6 @@
-"""The C++ runner in this process: the module that starts, asks and teaches it.
+"""The C++ runner in this process: the module that starts it, calls it and fills its caches.
 
-`call` runs a call that it knows, or returns MISS. The runner is compiled in the background when an
+`call` runs a registered call, or returns MISS. The runner is compiled in the background when an
 executable runs for the second time. ASSOCSCAN_RUNNER
 chooses: "background" (the default), "wait" (the first call waits for it), "python" (never). A
 program that must not be disturbed by a compiler in the background changes `default`.
@@ -32,7 +32,7 @@ NODE = "ScanBackward"  # the name of the runner's autograd node
 default = MODES[0]  # where the variable is not set
 
 
-MISS: Any = object()  # the answer to a call that the runner does not know
+MISS: Any = object()  # returned for a call that is not registered
 
 
 def never(*arguments: Any) -> Any:
@@ -89,7 +89,7 @@ def give_up(reason: str) -> None:
 
 
 def load() -> None:
-    """Load the runner and use it from now on; where that fails, keep the reason."""
+    """Load the runner and use it from now on; where that fails, set `why_not`."""
     global call, module, why_not
     with _LOADING:
         if module is not None:
@@ -119,20 +119,21 @@ def run(executable: Executable, tensors: Sequence[MaybeTensor]) -> tuple[Tensors
     return executable.run(tensors)
 
 
-def teach(
+def register(
     calls: Calls, arguments: tuple[Any, ...], prepared: Any, in_python: Callable[..., Any]
 ) -> None:
-    """Have the runner answer such a call (a `PreparedCall`) from now on, if its result is made of
-    tuples.
+    """Insert a `PreparedCall` into the runner's cache, unless it is there. Results that are no
+    tuples of tensors, and calls with a command for Python only, are left out.
 
-    arguments: as `call` takes them. in_python: (gradient, node, saved, needed, cotangents) → the
-    gradients, for backward passes that the runner does not know; `node` is for `keep_backward`.
+    arguments: as `call` takes them. in_python: (gradient, native_gradient, saved, needed,
+    cotangents) → the gradients, for backward passes without a program; `native_gradient` is for
+    `insert_backward`.
     """
     executable, gradient = prepared.executable, prepared.gradient
     version = executable, executable.version
-    if not prepared.answered or prepared.told == version:
+    if prepared.python_only or prepared.registered == version:
         return
-    prepared.told = version
+    prepared.registered = version
     program = program_of(module, executable)
     if program is None:
         return
@@ -140,38 +141,40 @@ def teach(
     structure = structure_of(numbers)
     if structure is None:
         return
-    node = None
+    described = None
     if gradient is not None:
-        node = (gradient, in_python, tuple(gradient.reads), tuple(gradient.saved_results),
-                tuple(gradient.integers), NODE)  # fmt: skip
-    keep(calls, arguments, program, node, structure, tuple(numbers_of(numbers)))
+        described = (gradient, in_python, tuple(gradient.reads), tuple(gradient.saved_results),
+                     tuple(gradient.integers), NODE)  # fmt: skip
+    insert_call(calls, arguments, program, described, structure, tuple(numbers_of(numbers)))
 
 
-def keep(
-    calls: Calls, arguments: tuple[Any, ...], program: Any, node: tuple[Any, ...] | None,
+def insert_call(
+    calls: Calls, arguments: tuple[Any, ...], program: Any, gradient: tuple[Any, ...] | None,
     structure: Any, returned: tuple[int, ...],
 ) -> None:  # fmt: skip
-    """Have the runner answer such a call by a program.
+    """Insert a call and its program into the runner's cache.
 
-    node: None, or of the autograd node: the gradient, what runs it in Python, which tensors are
-    saved, which results are saved, which have no derivative, the name. structure: 0 for a leaf, a
-    tuple for a tuple. returned: the numbers of the results that are its leaves.
+    gradient: None, or a description: the `Differentiable`, the function that runs a backward pass
+    in Python, which tensors are saved, which results are saved, which have no derivative, the name
+    of the autograd node. structure: 0 for a leaf, a tuple for a tuple. returned: the numbers of the
+    results that are its leaves.
     """
-    if calls.hot is None:
-        calls.hot = module.new_calls()
-    if module.keep(calls.hot, *arguments, program, node, structure, returned):
-        calls.clear()  # the runner dropped all others, which have to be told again
+    if calls.native is None:
+        calls.native = module.new_calls()
+    if module.insert_call(calls.native, *arguments, program, gradient, structure, returned):
+        calls.clear()  # the runner dropped all other calls, which have to be registered anew
 
 
-def keep_backward(
-    node: Any, needed: Sequence[bool], given: Sequence[MaybeTensor], program: Any,
+def insert_backward(
+    native_gradient: Any, needed: Sequence[bool], given: Sequence[MaybeTensor], program: Any,
     results: Sequence[int | None],
 ) -> None:  # fmt: skip
-    """Have the runner run such a backward pass from now on, if `program` is one.
+    """Insert a backward pass into the runner's cache, if `program` is one.
 
-    given: the saved tensors and the cotangents, which the program takes. results: of each tensor,
-    the number of the program's result that is its gradient; None where it has none.
+    native_gradient: the `Gradient` of the C++ nodes. given: the saved tensors and the cotangents,
+    which the program takes. results: of each tensor, the number of the program's result that is its
+    gradient; None where it has none.
     """
     if module is not None and program is not None:
         numbers = tuple([-1 if k is None else k for k in results])
-        module.keep_backward(node, tuple(needed), tuple(given), program, numbers)
+        module.insert_backward(native_gradient, tuple(needed), tuple(given), program, numbers)

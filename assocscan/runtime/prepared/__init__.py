@@ -1,1 +1,1 @@
-"""Calls as they are remembered, and their backward passes."""
+"""Prepared calls, and their backward passes."""

@@ -1,4 +1,4 @@
-"""Backward passes as lists of commands, kept for one forward call.
+"""Backward passes as lists of commands, cached with one prepared call.
 
 The slots of such a list are the saved tensors, then the cotangents; its outputs are the gradients.
 """
@@ -64,7 +64,7 @@ class BackwardLists(BoundedCache[Any, Any]):
             return None
         try:
             if key not in self:
-                self.keep(key, make())
+                self.insert(key, make())
             found: BackwardList | None = self.get(key)
             return None if found is None else found.run(given)
         except BackendError:
@@ -74,7 +74,7 @@ class BackwardLists(BoundedCache[Any, Any]):
 
 
 def layout_key(needed: Sequence[bool], given: Sequence[MaybeTensor]) -> Any:
-    """The key of a backward list; None where it may not be used or kept.
+    """The key of a backward list; None where no list may be used.
 
     needed: which gradients are needed; given: the saved tensors and the cotangents. The forward
     call fixes their shapes, but a hook on saved tensors may return others.
@@ -125,9 +125,9 @@ def summed(commands: CommandList, slot: Slot, shape: Sequence[int]) -> Slot:
         d for d, n in enumerate(given.shape) if d < more or (n != 1 and shape[d - more] == 1)
     )
     if dims:
-        kept = [1 if d in dims else n for d, n in enumerate(given.shape)]
+        reduced = [1 if d in dims else n for d, n in enumerate(given.shape)]
         arguments = SlotArgument(slot), dims, True
-        spec = TensorSpec.dense(kept, given.dtype, given.device)
+        spec = TensorSpec.dense(reduced, given.dtype, given.device)
         slot = commands.torch(aten.sum.dim_IntList, arguments, spec)
     return reshaped(commands, slot, tuple(shape))
 

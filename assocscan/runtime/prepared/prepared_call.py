@@ -1,8 +1,16 @@
-"""`PreparedCall`: a call as it is remembered, the key under which it is kept, and where.
+"""`PreparedCall`: the command lists of a call, its key, and its entry in the call cache.
 
-A call that was made before skips all checks: its list of commands runs, in C++ if the runner is
-there. Whoever makes such calls (`associative_scan`, `reduce`, a function that scans views of its
-tensors) asks `place_of` where the call is kept, and builds a `PreparedCall` where there is none.
+A repeated call skips all checks: its list of commands runs, in C++ if the runner is there.
+`associative_scan`, `reduce` and functions that scan views of their tensors ask `entry_of` for the
+entry of a call, run it, and fill it with a `PreparedCall` where it is empty.
+
+    prepared call    the command lists of a call, forward and backward, and the form of its result
+    call cache       the prepared calls of one function, by key (`caching.bounded.Calls`)
+    entry            a key in a call cache, with a prepared call or none yet
+    insert           put a value into a cache
+    register         insert a prepared call into the cache of the C++ runner too
+    repeated call    one whose key has a prepared call
+    miss             there is no prepared call for the key, or it cannot run now
 """
 
 from __future__ import annotations
@@ -18,7 +26,7 @@ from ...engines.base.executable import Executable
 from ...engines.base.scan_spec import ALIGNMENTS, MaybeTensor
 from ...errors import BackendError
 from ...torch_state import needs_dispatcher
-from ..autograd import backward_of_node
+from ..autograd import backward_in_python
 from ..native import runner
 
 Key = tuple[Any, ...]
@@ -52,7 +60,7 @@ def tensor_key(tensors: Sequence[MaybeTensor], with_grad: bool) -> Key | None:
 def gathered(tree: Any, leaves: list[Any]) -> Any:
     """Append the leaves of nested tuples to `leaves` and return the structure.
 
-    Other containers count as leaves, and a call with one is not kept: the entries of a dictionary,
+    Other containers count as leaves, and a call with one is not cached: the items of a dictionary,
     for instance, have no fixed order.
     """
     if type(tree) is tuple:
@@ -62,7 +70,7 @@ def gathered(tree: Any, leaves: list[Any]) -> Any:
 
 
 class Gradient(Protocol):
-    """The argument of the autograd function, as a kept call has it.
+    """The gradient of a prepared call: the argument of the autograd function.
 
     reads: which tensors are saved for the backward pass. saved_results: which results are saved
     after them. integers: the results that have no derivative. backward: the backward lists.
@@ -87,7 +95,7 @@ class PreparedCall:
     gradient: None where no gradient is wanted. It holds the backward lists.
     returned: the numbers of the results that the caller gets.
     put: from these results to what the caller gets.
-    answered: whether the C++ runner may answer such calls.
+    python_only: whether the C++ runner may not run it.
     """
 
     def __init__(
@@ -96,11 +104,11 @@ class PreparedCall:
         gradient: Gradient | None,
         returned: Sequence[int],
         put: Callable[[Sequence[Any]], Any],
-        answered: bool = True,
+        python_only: bool = False,
     ) -> None:
         self.executable, self.gradient = executable, gradient
-        self.returned, self.put, self.answered = returned, put, answered
-        self.told: Any = None  # the version of the executable that the runner knows
+        self.returned, self.put, self.python_only = returned, put, python_only
+        self.registered: Any = None  # the version of the executable that the C++ runner has
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
         results: Sequence[torch.Tensor]
@@ -112,8 +120,8 @@ class PreparedCall:
         return self.put([results[k] for k in self.returned])
 
 
-class Place:
-    """Where a call is kept: among the calls of its function, by its key.
+class CacheEntry:
+    """The entry of a call in the call cache of its function; it may be empty.
 
     arguments: xs, axis, reverse, inclusive, init, return_final, backend, offsets; as the runner
         takes them.
@@ -125,9 +133,9 @@ class Place:
     ) -> None:
         self.calls, self.key, self.arguments, self.tensors = calls, key, arguments, tensors
 
-    def again(self) -> Any:
-        """The result of the call if it is kept, else `runner.MISS`; also where it cannot run now
-        and the caller has named no backend. The runner answers the next one."""
+    def run(self) -> Any:
+        """The result of the prepared call, and it is registered with the C++ runner. `runner.MISS`
+        where the entry is empty, or the call cannot run now and the caller named no backend."""
         prepared: PreparedCall | None = self.calls.get(self.key)
         if prepared is None:
             return runner.MISS
@@ -138,21 +146,21 @@ class Place:
                 raise
             return runner.MISS
         if runner.module is not None:
-            runner.teach(self.calls, self.arguments, prepared, backward_of_node)
+            runner.register(self.calls, self.arguments, prepared, backward_in_python)
         return result
 
-    def keep(self, prepared: PreparedCall | None) -> None:
-        """Keep the call; None: such calls are not prepared."""
-        self.calls.keep(self.key, prepared)
+    def fill(self, prepared: PreparedCall | None) -> None:
+        """Insert the prepared call; None: such calls cannot be prepared."""
+        self.calls.insert(self.key, prepared)
 
 
-def place_of(
+def entry_of(
     calls: Calls, xs: Any, axis: Any, reverse: bool, inclusive: bool, init: Any,
     return_final: bool, backend: str, offsets: Any = None,
-) -> Place | None:  # fmt: skip
-    """Where this call is kept; None for calls that are not: arguments of other kinds, a forced tile
-    or mode, and where something looks at operations. Offsets are int64 or int32,
-    contiguous, on the device of the tensors."""
+) -> CacheEntry | None:  # fmt: skip
+    """The entry of a call; None for calls that are not cached: arguments of other kinds, offsets
+    that are not contiguous or on another device than the tensors, a forced tile or mode, and where
+    something looks at operations."""
     if overrides.generation or type(axis) is not int:
         return None
     found: list[Any] = []
@@ -172,4 +180,4 @@ def place_of(
     key = (structure, axis, reverse, inclusive, return_final, backend, torch.get_default_dtype(),
            torch.get_num_threads(), kinds)  # fmt: skip
     arguments = xs, axis, reverse, inclusive, init, return_final, backend, offsets
-    return Place(calls, key, arguments, tensors)
+    return CacheEntry(calls, key, arguments, tensors)

@@ -101,7 +101,7 @@ class HandedTotals:
         return taking(spec, tensors, totals if fits else None)
 
     def hand(self, found: Tensors) -> None:
-        """Keep what `reduction` returned as outputs: its totals, or nothing."""
+        """Store what `reduction` returned as outputs: its totals, or nothing."""
         self.forward = found[0] if found else None
         self.cuts = bool(found)
 
@@ -114,12 +114,14 @@ class HandedTotals:
         followed_by: set in the pass that comes first, for the gradient of init alone or for the
             totals alone: the operator of the pass for all gradients, which follows.
         """
-        adjoint, kept = spec.operator, self.backward
+        adjoint, stored = spec.operator, self.backward
         self.backward = None
         first = len(adjoint.op.inputs)
         cotangents = tensors[first : first + len(adjoint.cotangents)]
         if followed_by is None:
-            totals = kept.totals if kept is not None and kept.fit(adjoint, cotangents) else None
+            totals = None
+            if stored is not None and stored.fit(adjoint, cotangents):
+                totals = stored.totals
             return executables.run(backend, *taking(spec, tensors, totals))
         given = tuple([g for g in cotangents if g is not None])
         if any(g.is_inference() for g in given):  # they have no version counters

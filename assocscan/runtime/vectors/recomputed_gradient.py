@@ -57,9 +57,9 @@ class RecomputedGradient:
     """A scan over vectors; implements the protocol `runtime.autograd.Differentiable`.
 
     given: the scan, which does not save its carries; `spec` does.
-    executable: of `spec`; set where this object is kept with the call.
+    executable: of `spec`; set where this object belongs to a prepared call.
     backward: the backward passes, used only with `executable`.
-    handed: of the call; such a call is not kept.
+    handed: of the call; such a call is not cached.
     """
 
     batched: Mapped = staticmethod(vmapped)

@@ -68,8 +68,8 @@ def test_values_and_gradients(
         same_bits(found, first)
         same_bits(gradients, expected)
     asked: list[Any] = []
-    place_of = api.place_of
-    monkeypatch.setattr(api, "place_of", lambda *a: asked.append(a) or place_of(*a))
+    entry_of = api.entry_of
+    monkeypatch.setattr(api, "entry_of", lambda *a: asked.append(a) or entry_of(*a))
     found, gradients = outcome(case, xs, reverse)
     same_bits(found, first)
     same_bits(gradients, expected)
