@@ -3,6 +3,7 @@ operation, or the eager engine."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
@@ -44,7 +45,7 @@ from .eager_gradient import EagerGradient
 from .eager_path import prepare_eager
 from .flags_and_backends import flag, require_choice
 from .recomputed_gradient import RecomputedGradientOfCall
-from .tensor_subclasses import handed_over, holds_dtensors, overridden
+from .tensor_subclasses import axis_meant, checked, handed_over, holds_dtensors, overridden
 
 if TYPE_CHECKING:
     from ..monoids.monoid import PlainMonoid
@@ -229,7 +230,8 @@ def associative_scan(
     Source: G. E. Blelloch, "Prefix sums and their applications", CMU-CS-90-190, 1990.
     """
     if unknown or surplus or xs is NOT_PASSED:
-        refuse_call(associative_scan, surplus, unknown, op=op, xs=xs)
+        refuse = functools.partial(refuse_call, op=op, xs=xs)
+        checked(op, xs, axis_meant(unknown, axis), refuse, associative_scan, surplus, unknown)
     if torch.compiler.is_dynamo_compiling():
         return HOOKS.compiled_scan(
             op,
@@ -249,16 +251,16 @@ def associative_scan(
         if found is not runner.MISS:
             return found
     if not isinstance(backend, str) or backend not in backends.BACKENDS:
-        backends.refuse_backend(backend)
+        checked(op, xs, axis, backends.refuse_backend, backend)
     # `flag` converts 0, 1 and numpy's bools. It is not called for bools: three calls cost 0.1 µs.
     if reverse is not True and reverse is not False:
-        reverse = flag("reverse", reverse)  # type: ignore[unreachable]
+        reverse = checked(op, xs, axis, flag, "reverse", reverse)  # type: ignore[unreachable]
     if inclusive is not True and inclusive is not False:
-        inclusive = flag("inclusive", inclusive)  # type: ignore[unreachable]
+        inclusive = checked(op, xs, axis, flag, "inclusive", inclusive)  # type: ignore[unreachable]
     if return_final is not True and return_final is not False:
-        return_final = flag("return_final", return_final)  # type: ignore[unreachable]
+        return_final = checked(op, xs, axis, flag, "return_final", return_final)  # type: ignore[unreachable]
     if deterministic is not None:
-        require_choice(deterministic)
+        checked(op, xs, axis, require_choice, deterministic)
     entry = None
     if isinstance(op, Monoid):
         entry = entry_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
@@ -21,7 +22,7 @@ from .associative_scan import run_call
 from .bind_arguments import bind, has_known_empty_sequence
 from .eager_path import lowered, widen
 from .flags_and_backends import checked_backend, flag
-from .tensor_subclasses import handed_over, holds_dtensors, overridden
+from .tensor_subclasses import axis_meant, checked, handed_over, holds_dtensors, overridden
 
 if TYPE_CHECKING:
     from ..monoids.monoid import PlainMonoid
@@ -107,7 +108,8 @@ def reduce(
     Cost per element: as the scan's, without its writes.
     """
     if unknown or surplus or xs is NOT_PASSED:
-        refuse_call(reduce, surplus, unknown, op=op, xs=xs)
+        refuse = functools.partial(refuse_call, op=op, xs=xs)
+        checked(op, xs, axis_meant(unknown, axis), refuse, reduce, surplus, unknown)
     if torch.compiler.is_dynamo_compiling():
         options = {"xs": xs, "axis": axis, "reverse": reverse, "init": init, "offsets": offsets,
                    "backend": backend, "deterministic": deterministic}  # fmt: skip
@@ -122,10 +124,10 @@ def reduce(
     if overridden(xs, init, offsets):
         options = {"init": init, "offsets": offsets, "backend": backend}
         return handed_over(reduce, op, xs, axis, reverse, **options, deterministic=deterministic)
-    backend = checked_backend(backend, deterministic)
+    backend = checked(op, xs, axis, checked_backend, backend, deterministic)
     entry = None
     if isinstance(op, Monoid) and op.lower is None:
-        reverse = flag("reverse", reverse)
+        reverse = checked(op, xs, axis, flag, "reverse", reverse)
         entry = entry_of(op.reductions, xs, axis, reverse, True, init, True, backend, offsets)
         found = runner.MISS if entry is None else entry.run()
         if found is not runner.MISS:

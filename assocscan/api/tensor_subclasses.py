@@ -11,12 +11,13 @@ Under torch.compile the subclass gets the call from `torch_compile.compiled_call
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch.overrides import handle_torch_function
 
+from ..errors import AssocScanError
 from ..hooks import HOOKS
 from ..monoids.call_errors import raise_of_call
 from ..pytrees import flatten, tree_map
@@ -62,6 +63,22 @@ def holds_dtensors(xs: Any) -> bool:
                 for base in type(leaf).__mro__)
         for leaf in flatten(xs)[0]
     )  # fmt: skip
+
+
+def axis_meant(unknown: Mapping[str, Any], axis: Any) -> Any:
+    """The axis of a call with arguments that there are not, which may be it by another name."""
+    return next((number for number in unknown.values() if type(number) is int), axis)
+
+
+def checked(op: Any, xs: Any, axis: Any, check: Callable[..., Any], *args: Any) -> Any:
+    """What `check` returns for an argument of a scan or a reduction; where it raises and xs holds
+    DTensors, all ranks raise."""
+    try:
+        return check(*args)
+    except AssocScanError:
+        if holds_dtensors(xs):
+            HOOKS.of_dtensors(functools.partial(check, *args), op, xs, axis)
+        raise
 
 
 def has_override(cls: Any) -> bool:

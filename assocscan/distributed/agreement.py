@@ -3,34 +3,124 @@
 Each rank describes its call in a few named facts. A header of fixed size goes first: a flag, the
 length of the local part and a hash of the description. Where all are equal, nothing more is sent.
 Otherwise the descriptions follow, and every rank raises the same error.
+
+What a rank does before its header goes may raise on this rank alone: it checks its arguments,
+traces its operator, reduces its part. `in_turn` then sends a header that says so in the place of
+the one that the others wait for, and all of them raise.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import distributed as dist
 
 from .. import errors
-from ..errors import AssocScanError, ScanValueError, UnsupportedOperation
-from ..monoids.leaf_names import OWN, LeafNames
-from ..program.serialization import write
-from ..runtime.scan_call import ScanCall
+from ..errors import AssocScanError, ScanValueError
+from ..pytrees import flatten
 from ..torch_private import all_gather_bytes
-from ..wording import shown
-from .ranks import Ranks, header_device, ranks_of, reads_header
+from .ranks import header_device, process_group, ranks_of, reads_header
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Facts = dict[str, str]
 Bound = TypeVar("Bound")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 WORDS = 8  # of 64 bits: 1 for a description and 0 for an error, the length, 32 bytes of a hash
+
+
+class Turn:
+    """A call over ranks that is running.
+
+    awaited: how many headers the other ranks still wait for from this rank in the call. Turns are
+        nested (a layer, its convolution): a header counts for all of them. After an exchange that
+        raised, which it does on all ranks, nobody waits for any.
+    """
+
+    def __init__(self, group: ProcessGroup, awaited: int) -> None:
+        self.group, self.awaited = group, awaited
+
+
+class Turns(threading.local):
+    def __init__(self) -> None:
+        self.running: list[Turn] = []
+
+
+TURNS = Turns()
+
+
+def in_turn(
+    group: ProcessGroup,
+    headers: int,
+    run: Callable[[], Bound],
+    given: Callable[[], Any],
+    check: Any = None,
+) -> Bound:
+    """What `run` returns. An error is sent to the other ranks, as long as they wait for a header.
+
+    headers: how many headers `run` exchanges if nothing is wrong.
+    given: the arguments, of which the first tensor tells the device. check: as of `reads_header`.
+    """
+    turn = Turn(group, headers)
+    TURNS.running.append(turn)
+    try:
+        return run()
+    except Exception as error:
+        if turn.awaited > 0 and reads_header(group, device_of(given()), check):
+            failure = {"error": type(error).__name__, "message": str(error)}
+            exchange(group, failure, 0, False)
+        raise
+    finally:
+        TURNS.running.pop()
+
+
+def over_ranks(function: Function) -> Function:
+    """Decorator of a public function that exchanges one header over `group`: `in_turn`. Also an
+    error of a call that does not fit its signature is sent."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return function(*args, **kwargs)
+        try:
+            group = process_group(group_among(args, kwargs))
+        except AssocScanError:
+            return function(*args, **kwargs)  # raises it, or another one that comes first
+        return in_turn(
+            group,
+            1,
+            lambda: function(*args, **kwargs),
+            lambda: (args, kwargs),
+            kwargs.get("check"),
+        )
+
+    own: Any = call  # see `checked_call`
+    own.__code__ = own.__code__.replace(co_name=function.__name__)
+    return own  # type: ignore[no-any-return]
+
+
+def group_among(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The group that a call is given, by position too, where it does not belong."""
+    if kwargs.get("group") is not None or not dist.is_available():
+        return kwargs.get("group")
+    return next((value for value in args if isinstance(value, dist.ProcessGroup)), None)
+
+
+def device_of(xs: Any) -> torch.device:
+    """The device of the first tensor of xs; the CPU where there is none, and where xs is no tree:
+    that is said later, to all ranks."""
+    try:
+        leaves = flatten(xs)[0]
+    except Exception:
+        leaves = []
+    return next((t.device for t in leaves if isinstance(t, torch.Tensor)), torch.device("cpu"))
 
 
 def agreed(
@@ -40,36 +130,39 @@ def agreed(
     device: torch.device,
     check: bool | None,
 ) -> tuple[Bound, list[int] | None]:
-    """What `bind` returns, and the length of every rank's part.
+    """What `bind` returns, and the length of every rank's part. Called within `in_turn`.
 
-    bind: checks the arguments of this rank. Where it raises on some rank, all raise.
-    describe: the facts in which ranks must agree, and the length of the local part.
+    bind: checks the arguments of this rank.
+    describe: the facts in which ranks must agree, and the length of the local part. Called where
+        the ranks compare; what else may raise on one rank alone is done in it.
 
     The lengths are None where the ranks do not compare (`check`).
 
     Raises ScanValueError where ranks disagree.
     """
-    if not reads_header(group, device, check):
-        return bind(), None
-    ranks = ranks_of(group)
+    compares = reads_header(group, device, check)
+    bound = bind()
+    return bound, exchange(group, *describe(bound), True) if compares else None
+
+
+def exchange(group: ProcessGroup, facts: Facts, length: int, is_description: bool) -> list[int]:
+    """The lengths of all parts. Raises where ranks disagree or another one has an error; then, and
+    where this one has an error, no header is awaited any more."""
+    agree = False
     try:
-        bound = bind()
-        facts, length = describe(bound)
-    except AssocScanError as error:
-        failure = {"error": type(error).__name__, "message": str(error)}
-        exchange(ranks, group, failure, 0, False)
-        raise
-    return bound, exchange(ranks, group, facts, length, True)
+        lengths = compared(group, facts, length, is_description)
+        agree = is_description
+        return lengths
+    finally:
+        name = group.group_name
+        for turn in TURNS.running:
+            if turn.group.group_name == name:
+                turn.awaited = turn.awaited - 1 if agree else 0
 
 
-def exchange(
-    ranks: Ranks,
-    group: ProcessGroup,
-    facts: Facts,
-    length: int,
-    is_description: bool,
-) -> list[int]:
-    """The lengths of all parts. Raises where ranks disagree or one has an error."""
+def compared(group: ProcessGroup, facts: Facts, length: int, is_description: bool) -> list[int]:
+    """`exchange`, without the turns."""
+    ranks = ranks_of(group)
     digest = hashlib.sha256(repr(sorted(facts.items())).encode(errors="replace")).digest()
     words = [int(is_description), length, *(int.from_bytes(digest[k : k + 8], "little", signed=True)
                                            for k in range(0, 32, 8))]  # fmt: skip
@@ -80,21 +173,29 @@ def exchange(
     if any(row[0] != 1 or row[2:] != rows[0][2:] for row in rows):
         gathered: list[Any] = [None] * ranks.size
         dist.all_gather_object(gathered, facts, group)
-        refuse(gathered, ranks)
+        refuse(gathered, ranks.rank)
     return [row[1] for row in rows]
 
 
-def refuse(gathered: Sequence[Facts], ranks: Ranks) -> None:
+def refuse(gathered: Sequence[Facts], own: int) -> None:
     """Raise the error of the first rank that has one, or ScanValueError for the first fact in which
     the ranks disagree. A rank with an error of its own raises that one instead."""
-    if "error" in gathered[ranks.rank]:
+    if "error" in gathered[own]:
         return
     for rank, facts in enumerate(gathered):
         if "error" in facts:
-            raise getattr(errors, facts["error"])(f"rank {rank}: {facts['message']}")
+            raise error_of(rank, facts["error"], facts["message"])
     names = dict.fromkeys(name for facts in gathered for name in facts)
     different = [name for name in names if len({facts.get(name) for facts in gathered}) > 1]
     raise ScanValueError("; ".join(disagreement(gathered, name) for name in different[:3]))
+
+
+def error_of(rank: int, name: str, message: str) -> AssocScanError:
+    """The error of another rank: of its class where that is one of the package."""
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, AssocScanError):
+        return kind(f"rank {rank}: {message}")
+    return AssocScanError(f"rank {rank}: {name}: {message}")
 
 
 def disagreement(gathered: Sequence[Facts], name: str) -> str:
@@ -106,49 +207,6 @@ def disagreement(gathered: Sequence[Facts], name: str) -> str:
     return f"the ranks disagree on {name}: {seen}"
 
 
-def listed(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
-
-
-def description(
-    call: ScanCall, function: str, options: Mapping[str, Any], names: LeafNames = OWN
-) -> tuple[Facts, int]:
-    """The facts in which ranks must agree about a call, and the length of this rank's part.
-
-    options: arguments of the public function beside op, xs and init. names: of the leaves.
-    """
-    paths = names.paths(call.input_spec)
-    facts = {"the function": function, f"the structure of {names.of('xs')}": ", ".join(paths)}
-    facts |= {name: shown(value) for name, value in options.items()}
-    grad = torch.is_grad_enabled()
-    facts["whether gradients are enabled"] = str(grad)
-    for path, t in zip(paths, call.leaves, strict=True):
-        shape = [*t.shape[: call.axis], "any", *t.shape[call.axis + 1 :]]
-        facts[f"the dtype of {path}"] = str(t.dtype).removeprefix("torch.")
-        facts[f"the shape of {path}"] = f"[{', '.join(map(str, shape))}]"
-        facts[f"the device of {path}"] = t.device.type
-        facts[f"whether {path} requires a gradient"] = str(grad and t.requires_grad)
-    facts["the batch shape without the axis"] = str([*call.carry_batch(0)])
-    facts["whether init is given"] = str(call.init is not None)
-    inits = names.paths(call.state_spec, "init")
-    for path, init in zip(inits, call.init or (), strict=False):
-        facts[f"whether {path} requires a gradient"] = str(grad and init.requires_grad)
-    facts["the operator"] = identity_of(call)  # last: its programs depend on dtypes and structure
-    return facts, call.length
-
-
-def identity_of(call: ScanCall) -> str:
-    """The operator's name and a hash of its programs; of its code where it has no program."""
-    name = call.operator.name
-    if call.traced.operator is not None:
-        try:
-            return f"{name!r} ({write(call.traced.operator)[0].rpartition(':')[2][:12]})"
-        except UnsupportedOperation:
-            pass
-    code = getattr(inspect.unwrap(call.operator.combine), "__code__", None)
-    if code is None:
-        return repr(name)
-    text = repr((code.co_code, [c for c in code.co_consts if not hasattr(c, "co_code")]))
-    return f"{name!r} ({hashlib.sha256(text.encode()).hexdigest()[:12]})"
+def listed(ranks: Iterable[int]) -> str:
+    *rest, last = ranks
+    return f"ranks {', '.join(map(str, rest))} and {last}" if rest else f"rank {last}"

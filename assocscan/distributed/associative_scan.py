@@ -13,16 +13,25 @@ from ..api.flags_and_backends import checked_backend, flag
 from ..hooks import HOOKS
 from ..monoids.call_errors import checked_call
 from ..monoids.leaf_names import OWN, LeafNames
-from ..pytrees import flatten, unflatten
+from ..pytrees import unflatten
 from ..runtime.scan_call import ScanCall
-from ..runtime.vectors.handed_totals import HandedTotals
 from ..torch_state import is_differentiable, needs_dispatcher
-from .agreement import agreed, description
-from .carries import Part, Tensors, carries, part_of, totals, traced_carries
+from .agreement import agreed, device_of, over_ranks
+from .carries import (
+    Part,
+    Tensors,
+    carries,
+    part_of,
+    total_ahead,
+    totals,
+    traced_carries,
+    with_handed_totals,
+)
 from .carry_gradient import linked_scan
 from .collectives import tied
+from .facts import description
 from .prepared_part import keep, kept, key_of
-from .ranks import process_group, ranks_of
+from .ranks import process_group, ranks_of, require_check, require_served
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -30,6 +39,7 @@ if TYPE_CHECKING:
 FLAGS = ("axis", "reverse", "inclusive", "return_final")
 
 
+@over_ranks
 @checked_call
 def associative_scan(
     op: Any,
@@ -120,9 +130,11 @@ def scan(
     found = process_group(group)
     key: Any = None
     tensors: Sequence[torch.Tensor] = ()
+    ahead: tuple[ScanCall, Tensors] | None = None
 
     def bound() -> tuple[ScanCall, str, Part | None]:
         nonlocal key, tensors
+        require_check(check)
         named = checked_backend(backend, None)
         op, xs, init = operands()
         axis, *rest = [flags[n] if n == "axis" else flag(n, flags[n]) for n in FLAGS]
@@ -132,18 +144,26 @@ def scan(
         if known is not None:
             return known.call, named, known
         call = bind(op, xs, axis, reverse, inclusive, init, False, None, names)
+        require_served(found, call.leaves[0].device)
         return call.changed(return_final=return_final), named, None
 
     def facts(made: tuple[ScanCall, str, Part | None]) -> Any:
-        call = made[0]
+        nonlocal ahead
+        call, named, _ = made
         options = {"axis": call.axis, "reverse": call.reverse, "inclusive": call.inclusive,
                    "return_final": call.return_final}  # fmt: skip
-        return description(call, function, options, names)
+        described = description(call, function, options, names)
+        with torch.no_grad():  # gradients have their own way: `carry_gradient`
+            ahead = total_ahead(call, ranks_of(found), named)
+        return described
 
     (call, named, part), lengths = agreed(bound, facts, found, device_of(like), check)
-    if part is None or lengths is not None:
+    if ahead is not None:
+        call, total = ahead
+        part = part_of(call, ranks_of(found), named, lengths).with_total(total)
+    elif part is None:
         part = part_of(call, ranks_of(found), named, lengths)
-        if key is not None and lengths is None:
+        if key is not None:
             part = keep(key, part, tensors)
     outputs, final = scan_part(part)
     ys = unflatten(outputs, call.traced.output_spec)
@@ -158,9 +178,9 @@ def scan_part(part: Part) -> tuple[Tensors, Tensors]:
     if is_traced:
         token, entering, final = traced_carries(part)
     else:
-        begins_alone = call.inclusive and part.init is None and not part.before
-        call = call.changed(handed=HandedTotals(call.traced.vectors, begins_alone))
-        part = part.with_call(call)
+        if call.handed is None:
+            call = with_handed_totals(part)
+            part = part.with_call(call)
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             return linked_scan(part)
         if part.prepared is not None:
@@ -171,9 +191,3 @@ def scan_part(part: Part) -> tuple[Tensors, Tensors]:
     if is_traced:  # a backward pass has the collective whether or not the loss reads the final
         outputs = [tied(t, token) if is_differentiable(t) else t for t in outputs]
     return outputs, final if call.return_final else []
-
-
-def device_of(xs: Any) -> torch.device:
-    """The device of the first tensor of xs; the CPU where there is none."""
-    leaves = [t for t in flatten(xs)[0] if isinstance(t, torch.Tensor)]
-    return leaves[0].device if leaves else torch.device("cpu")

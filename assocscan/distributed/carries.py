@@ -22,6 +22,7 @@ from ..monoids.raw_callables import SliceFunction
 from ..program.operator_names import composed
 from ..pytrees import TreeSpec, flatten, template, unflatten
 from ..runtime.scan_call import ScanCall
+from ..runtime.vectors.handed_totals import HandedTotals
 from ..torch_private import all_gather_bytes
 from ..torch_state import needs_dispatcher
 from ..wording import no_final_of_empty
@@ -44,6 +45,7 @@ class Part:
         not empty, and the first one if there is an init, which enters there. All ranks where the
         lengths are not known: an empty part then contributes the identity.
     prepared: the local passes of a call that is kept; None for others.
+    total: of the local part, where it is known; for one use.
     """
 
     call: ScanCall
@@ -51,9 +53,14 @@ class Part:
     backend: str
     contributing: tuple[int, ...]
     prepared: PreparedPart | None = None
+    total: Tensors | None = None
+
+    def with_total(self, total: Tensors | None) -> Part:
+        """The same part with this total."""
+        return Part(self.call, self.ranks, self.backend, self.contributing, self.prepared, total)
 
     def with_call(self, call: ScanCall) -> Part:
-        """The same part with this call."""
+        """The same part with this call; its total is not known."""
         return Part(call, self.ranks, self.backend, self.contributing, self.prepared)
 
     def with_tensors(self, tensors: Sequence[torch.Tensor]) -> Part:
@@ -146,9 +153,26 @@ def exchanged_lengths(call: ScanCall, ranks: Ranks) -> list[int]:
     return [*map(int, all_gather_bytes(own, ranks.size, ranks.name).view(torch.int64).tolist())]
 
 
+def total_ahead(call: ScanCall, ranks: Ranks, backend: str) -> tuple[ScanCall, Tensors]:
+    """The call, which can take totals of segments, and the total of the local part. For ranks that
+    compare: what fails in it fails before they wait for one another."""
+    part = Part(call, ranks, backend, tuple(ranks.in_order(call.reverse)))
+    if not call.final_only:
+        call = with_handed_totals(part)
+    return call, local_total(part.with_call(call))
+
+
+def with_handed_totals(part: Part) -> ScanCall:
+    """The call of the part, whose first pass hands totals of segments to its second one."""
+    begins_alone = part.call.inclusive and part.init is None and not part.before
+    return part.call.changed(handed=HandedTotals(part.call.traced.vectors, begins_alone))
+
+
 def local_total(part: Part) -> Tensors:
     """All elements of the local part combined, after init where the part comes first: a carry.
     Nothing but the result is written."""
+    if part.total is not None:
+        return part.total
     call = total_call(part)
     if call.length == 0 and call.init is not None:
         return list(call.init)

@@ -54,12 +54,14 @@ MaybeTensor = torch.Tensor | None
 class Link:
     """What `Entrance` and `Exit` of one call share.
 
+    total: of the local part, where it is known; `Entrance` takes it.
     by_steps: whether gradients take the way of `carries`.
     entering: how many tensors `Entrance` returns as the entering carry; 0 where nothing enters.
     leaving: the numbers of the leaves of f that the local scan returns.
     """
 
     part: Part
+    total: Tensors | None
     by_steps: bool
     entering: int = 0
     leaving: tuple[int, ...] = ()
@@ -68,7 +70,7 @@ class Link:
 def linked_scan(part: Part) -> tuple[Tensors, Tensors]:
     """The outputs of the local part and the final of the whole, differentiable."""
     call = part.call
-    link = Link(part.without_memory(), saved_tensors_hooks(True) is not None)
+    link = Link(part.without_memory(), part.total, saved_tensors_hooks(True) is not None)
     # `Entrance` keeps its tensors, so it gets views: a repeated leaf that still exists when the
     # backward pass runs has a gradient that something may read (`RecomputedGradient.of_call`).
     leaves = [t.view_as(t) for t in call.leaves]
@@ -131,7 +133,8 @@ class Entrance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, link: Link, count: int, *tensors: torch.Tensor) -> Any:
-        part = link.part.with_tensors(tensors)
+        part = link.part.with_tensors(tensors).with_total(link.total)
+        link.total = None
         token, stacked = totals(part)
         entering, final = carries(part, part.call.return_final, stacked)
         link.entering = len(entering)

@@ -12,7 +12,7 @@ axis is sharded. Gradients are those of one process: a replicated tensor counts 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
@@ -21,8 +21,12 @@ from ..api.bind_arguments import monoid_axis, resolve_operator, slice_axis
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.monoid import Monoid
 from ..pytrees import flatten, leaf_paths, tree_map, unflatten
+from .agreement import in_turn
 from .associative_scan import associative_scan
 from .reduce import reduce
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Placements = tuple[Placement, ...]
 OVER_RANKS: dict[str, Callable[..., Any]] = {"associative_scan": associative_scan, "reduce": reduce}
@@ -41,8 +45,47 @@ class OnOneRank(torch.autograd.Function):
         return g if ctx.counts else torch.zeros_like(g), None
 
 
-def run(function: Callable[..., Any], op: Any, xs: Any, axis: int, **options: Any) -> Any:
-    """What `function`, `associative_scan` or `reduce`, returns for xs that hold DTensors."""
+def run(function: Callable[..., Any], op: Any, xs: Any, axis: Any, **options: Any) -> Any:
+    """What `function` returns for xs that hold DTensors: `associative_scan`, `reduce`, or one that
+    raises what is wrong with the arguments of such a call."""
+    group = group_along(op, xs, axis)
+    if group is None:
+        return run_in_turn(function, op, xs, axis, **options)
+    return in_turn(group, 1, lambda: run_in_turn(function, op, xs, axis, **options), lambda: xs)
+
+
+def group_along(op: Any, xs: Any, axis: Any) -> ProcessGroup | None:
+    """The ranks among which the axis is cut, as far as the first DTensor of xs tells; None where
+    it is not cut, and where the axis or the operator is not one."""
+    try:
+        leaves, spec = flatten(xs)
+        place = next(k for k, t in enumerate(leaves) if isinstance(t, DTensor))
+        first = leaves[place]
+        ndim = first.dim()
+        if not isinstance(axis, int) or axis < 0:
+            operator = resolve_operator(op, xs)
+            if isinstance(operator, Monoid):
+                ndim -= operator.element_ndims(spec)[place]
+            axis = range(ndim)[axis]
+    except Exception:  # said where the arguments are checked
+        return None
+    along = along_of(tuple(first.placements), axis)
+    mesh = first.device_mesh
+    if len(along) != 1 or mesh.get_coordinate() is None:
+        return None
+    group: ProcessGroup = mesh.get_group(along[0])
+    return group
+
+
+def along_of(placements: Placements, axis: int) -> list[int]:
+    """The dimensions of the mesh over which the axis is cut."""
+    return [k for k, p in enumerate(placements) if isinstance(p, Shard) and p.dim == axis]
+
+
+def run_in_turn(function: Callable[..., Any], op: Any, xs: Any, axis: int, **options: Any) -> Any:
+    """`run`, within the turn of this rank."""
+    if getattr(function, "__name__", "") not in OVER_RANKS:
+        return function()
     if options.pop("offsets", None) is not None:
         raise ScanTypeError("xs holds DTensors and offsets are given; scan x.to_local() instead")
     options.pop("deterministic", None)
@@ -50,7 +93,7 @@ def run(function: Callable[..., Any], op: Any, xs: Any, axis: int, **options: An
     paths = leaf_paths(spec, "xs")
     axis, batch_ndim = checked_axis(op, leaves, spec, axis)
     mesh, placements = common_placements(leaves, paths, batch_ndim)
-    along = [k for k, p in enumerate(placements) if isinstance(p, Shard) and p.dim == axis]
+    along = along_of(placements, axis)
     if len(along) > 1:
         raise ScanValueError(
             f"{paths[0]} is sharded along axis {axis} on {len(along)} dimensions of its mesh; a "

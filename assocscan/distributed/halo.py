@@ -8,9 +8,9 @@ import torch
 
 from ..errors import ScanValueError
 from ..hooks import HOOKS
-from .agreement import Facts, agreed
+from .agreement import Facts, agreed, in_turn
 from .collectives import gather, tied, token_of
-from .ranks import process_group, ranks_of
+from .ranks import process_group, ranks_of, require_served
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -46,18 +46,21 @@ def halo(
             raise ScanValueError(
                 f"the state has shape {list(state.shape)}, expected {list(expected)}"
             )
+        require_served(found, x.device)
 
     def facts(_: None) -> tuple[Facts, int]:
         grad = torch.is_grad_enabled()
         described = {"the function": "a causal convolution", "reverse": str(reverse)}
+        described["whether gradients are enabled"] = str(grad)
         described["the dtype of x"] = str(x.dtype).removeprefix("torch.")
+        described["the device of x"] = x.device.type
         described["the shape of x"] = f"[{x.shape[0]}, any, {x.shape[2]}]"
         described["the width of the convolution"] = str(count + 1)
         described["whether x requires a gradient"] = str(grad and x.requires_grad)
         described["whether the state requires a gradient"] = str(grad and state.requires_grad)
         return described, x.shape[1]
 
-    agreed(bound, facts, found, x.device, check)
+    in_turn(found, 1, lambda: agreed(bound, facts, found, x.device, check), lambda: x, check)
     ranks = ranks_of(found)
     order = ranks.in_order(reverse)
     own, start = (x.flip(1), state.flip(1)) if reverse else (x, state)

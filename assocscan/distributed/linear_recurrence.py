@@ -12,12 +12,14 @@ from ..functional.recurrence import NAMES, operands
 from ..hooks import HOOKS
 from ..monoids.call_errors import checked_call
 from ..monoids.leaf_checks import require_tensor
+from .agreement import over_ranks
 from .associative_scan import scan
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@over_ranks
 @checked_call
 def linear_recurrence(
     a: Tensor | Number,

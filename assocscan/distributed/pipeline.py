@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ScanValueError
-from .agreement import Facts, agreed
+from .agreement import Facts, agreed, in_turn
 from .collectives import gather, tied, token_of
-from .ranks import process_group, ranks_of
+from .ranks import Ranks, process_group, ranks_of, require_served
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Tensors = list[torch.Tensor]
+
+HEADERS = 2  # before the first turn, and after the last one: a walk may fail on one rank
 
 
 def pipeline(
@@ -57,9 +59,14 @@ def pipeline(
         )
     found = process_group(group)
 
+    def bound() -> None:
+        require_served(found, inputs[0].device)
+
     def facts(_: Any) -> tuple[Facts, int]:
         grad = torch.is_grad_enabled()
         described = {"the function": name, "reverse": str(reverse)}
+        described["whether gradients are enabled"] = str(grad)
+        described["the device of input 0"] = inputs[0].device.type
         for k, t in enumerate((*inputs, *state)):
             what = f"input {k}" if k < len(inputs) else f"part {k - len(inputs)} of the state"
             shape = [*t.shape] if k else [t.shape[0], "any", *t.shape[2:]]
@@ -68,16 +75,44 @@ def pipeline(
             described[f"whether {what} requires a gradient"] = str(grad and t.requires_grad)
         return described, inputs[0].shape[1]
 
-    agreed(lambda: None, facts, found, inputs[0].device, check)
-    ranks = ranks_of(found)
+    def compared(facts: Callable[[Any], tuple[Facts, int]]) -> bool:
+        return agreed(bound, facts, found, inputs[0].device, check)[1] is not None
+
+    def ran() -> tuple[torch.Tensor, Tensors]:
+        compares = compared(facts)
+        y, last, failure = turns(run, state, inputs, ranks_of(found), reverse, compares)
+        if failure is not None:
+            raise failure
+        compared(lambda _: ({"the function": f"the end of {name}"}, 0))
+        return y, last
+
+    return in_turn(found, HEADERS, ran, lambda: inputs, check)
+
+
+def turns(
+    run: Callable[[Tensors], tuple[torch.Tensor, Sequence[torch.Tensor]]],
+    state: Tensors,
+    inputs: Tensors,
+    ranks: Ranks,
+    reverse: bool,
+    goes_on: bool,
+) -> tuple[torch.Tensor, Tensors, Exception | None]:
+    """What `pipeline` returns, and the error of this rank's walk.
+
+    goes_on: whether a rank whose walk fails takes part in the other ranks' turns all the same.
+    """
     token = token_of(*inputs, *state)
-    y = None
+    y, failure = inputs[0], None
     for rank in ranks.in_order(reverse):
         leaving = [torch.zeros_like(t) for t in state]
         if rank == ranks.rank:
-            y, last = run(state)
-            leaving = list(last)
+            try:
+                y, last = run(state)
+                leaving = list(last)
+            except Exception as error:
+                if not goes_on:
+                    raise
+                failure = error
         token, stacked = gather(ranks, 0, leaving, token)
         state = [t[rank].clone() for t in stacked]
-    assert y is not None
-    return tied(y, token), [tied(t, token) for t in state]
+    return tied(y, token), [tied(t, token) for t in state], failure

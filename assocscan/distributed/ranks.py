@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -81,17 +82,34 @@ def reads_header(group: ProcessGroup, device: torch.device, check: bool | None) 
     message. On NCCL the host would wait for the GPU to read it. Never where the host cannot read:
     while a CUDA graph is captured, and on tensors of a tracer.
 
-    device: of xs; the CPU where xs holds no tensor. Such a rank raises an error, and so it answers
-        as the others do on every group that has one backend.
+    device: of xs; the CPU where xs holds no tensor.
+
+    A rank whose arguments are wrong answers as the others do, on every group that has one backend:
+    a device that the group does not serve counts as the CPU, and a wrong `check` as None.
     """
     if needs_dispatcher() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return False
     if check is not None:
-        return flag("check", check, ", or None: on gloo")
+        with contextlib.suppress(ScanTypeError):
+            return flag("check", check)
     backends = backends_of(group)
-    if device.type == "cpu":
-        return "cpu" in backends
-    return backends.get(device.type) == "gloo"
+    kind = device.type if device.type in backends else "cpu"
+    return "cpu" in backends if kind == "cpu" else backends[kind] == "gloo"
+
+
+def require_check(check: object) -> None:
+    """Raise ScanTypeError for what `check` cannot be."""
+    if check is not None:
+        flag("check", check, ", or None: on gloo")
+
+
+def require_served(group: ProcessGroup, device: torch.device) -> None:
+    """Raise ScanValueError where the group sends no tensors of this device."""
+    backends = backends_of(group)
+    if device.type not in backends:
+        raise ScanValueError(
+            f"the tensors are on {device}, but group sends those of {' and '.join(backends)} only"
+        )
 
 
 def header_device(group: ProcessGroup) -> torch.device:

@@ -15,8 +15,7 @@ from ..hooks import HOOKS
 from ..monoids.call_errors import checked_call
 from ..runtime.scan_call import ScanCall
 from ..torch_state import needs_dispatcher
-from .agreement import agreed, description
-from .associative_scan import device_of
+from .agreement import agreed, device_of, over_ranks
 from .carries import (
     Part,
     Tensors,
@@ -24,15 +23,18 @@ from .carries import (
     local_total,
     part_of,
     prefixes,
+    total_ahead,
     traced_carries,
 )
 from .collectives import gather, token_of
-from .ranks import process_group, ranks_of
+from .facts import description
+from .ranks import process_group, ranks_of, require_check, require_served
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@over_ranks
 @checked_call
 def reduce(
     op: Any,
@@ -76,20 +78,27 @@ def reduce(
                    "group": name, "check": check}  # fmt: skip
         return HOOKS.compiled_scan(op, options, "distributed.reduce")
     found = process_group(group)
+    total: Tensors | None = None
 
     def bound() -> tuple[ScanCall, str]:
+        require_check(check)
         named = checked_backend(backend, None)
         call = bind(op, xs, axis, flag("reverse", reverse), True, init, False, None)
+        require_served(found, call.leaves[0].device)
         return replace(call, return_final=True, final_only=True), named
 
     def facts(made: tuple[ScanCall, str]) -> Any:
-        return description(made[0], "reduce", {"axis": made[0].axis, "reverse": made[0].reverse})
+        nonlocal total
+        call, named = made
+        described = description(call, "reduce", {"axis": call.axis, "reverse": call.reverse})
+        _, total = total_ahead(call, ranks_of(found), named)
+        return described
 
     (call, named), lengths = agreed(bound, facts, found, device_of(xs), check)
     ranks = ranks_of(found)
     if call.operator.lower_takes_inputs and lengths is None:
         lengths = exchanged_lengths(call, ranks)
-    part = part_of(call, ranks, named, lengths)
+    part = part_of(call, ranks, named, lengths).with_total(total)
     final, raw = final_and_last_inputs(part, lengths)
     return reduced(call, final, raw)
 

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from ..errors import ScanTypeError
 from ..monoids.call_errors import checked_methods
 from ..wording import shown
+from .over_ranks import headers_of, layer_over_ranks
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@layer_over_ranks(lambda layer: headers_of(layer.forward_layer) + headers_of(layer.backward_layer))
 @checked_methods
 class Bidirectional(nn.Module):
     """y[t] = [forward(x)[t], backward(x, reverse)[t]]: every position sees the whole sequence.

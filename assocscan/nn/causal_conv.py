@@ -13,12 +13,19 @@ from ..api.flags_and_backends import flag
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.call_errors import checked_methods
 from ..wording import kind_of
+from .over_ranks import layer_over_ranks
 from .states import checked_sequences, of_sequences, require_input, require_sizes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+def halos(width: int) -> int:
+    """How many times ranks exchange inputs for a convolution of this width."""
+    return int(width > 1)
+
+
+@layer_over_ranks(lambda layer: halos(layer.weight.shape[1]))
 @checked_methods
 class CausalConv(nn.Module):
     """y[t] = b + Σ_k w[k] ⊙ x[t − k], k = 0 … width − 1, one filter per channel.
@@ -104,7 +111,7 @@ def convolved(
             "batch that it came from"
         )
     leaving = None
-    if group is not None and width > 1:
+    if group is not None and halos(width):
         from ..distributed.halo import halo
 
         state, leaving = halo(x, width - 1, state.to(x.dtype), reverse, group)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..monoids.call_errors import checked_methods
 from .causal_conv import CausalConv
 from .norm_linear_gelu import NormLinearGELU
+from .over_ranks import headers_of, layer_over_ranks
 from .rglru import RGLRU
 from .states import checked_sequences, require_input, require_pair, require_sizes, weight_of
 
@@ -23,6 +24,7 @@ class HawkState(NamedTuple):
     recurrence: Tensor  # [B, width], the same
 
 
+@layer_over_ranks(lambda layer: headers_of(layer.conv) + headers_of(layer.recurrence))
 @checked_methods
 class Hawk(nn.Module):
     """The recurrent block of Hawk, with the normalisations in front of its two branches.

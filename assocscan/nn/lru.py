@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..monoids.call_errors import checked_methods
+from .over_ranks import layer_over_ranks, one_header
 from .states import (
     at_least_single,
     checked_sequences,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@layer_over_ranks(one_header)
 @checked_methods
 class LRU(nn.Module):
     """The linear recurrent unit, in its stable exponential parametrisation.

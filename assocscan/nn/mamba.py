@@ -15,7 +15,8 @@ from ..api.flags_and_backends import flag
 from ..errors import ScanValueError
 from ..functional.selective_scan import NAMES, scan_by, scan_channels
 from ..monoids.call_errors import checked_methods
-from .causal_conv import convolved
+from .causal_conv import convolved, halos
+from .over_ranks import layer_over_ranks
 from .rglru import inverse_softplus
 from .states import (
     at_least_single,
@@ -40,6 +41,7 @@ class MambaState(NamedTuple):
     scan: Tensor  # [B, width, states], the same
 
 
+@layer_over_ranks(lambda layer: halos(layer.conv1d.weight.shape[2]) + 1)
 @checked_methods
 class Mamba(nn.Module):
     """The block of Mamba: a causal convolution and a selective scan, gated by a second branch.

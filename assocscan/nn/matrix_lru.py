@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from .. import ops
 from ..monoids.call_errors import checked_methods
 from ..monoids.monoid import Monoid
+from .over_ranks import layer_over_ranks, one_header
 from .states import (
     checked_sequences,
     require_input,
@@ -50,6 +51,7 @@ _RECURRENCE = Monoid(
 )
 
 
+@layer_over_ranks(one_header)
 @checked_methods
 class MatrixLRU(nn.Module):
     """A recurrence whose heads mix the channels of their block at every step.

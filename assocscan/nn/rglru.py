@@ -11,11 +11,12 @@ from torch.nn import functional as F
 from .. import ops
 from ..api.tensor_subclasses import overridable
 from ..errors import ScanValueError
-from ..monoids.call_errors import checked_methods
+from ..monoids.call_errors import checked_call, checked_methods
 from ..monoids.leaf_checks import check_tensor
 from ..monoids.leaf_names import LeafNames
 from ..monoids.monoid import Monoid
 from .block_linear import BlockLinear
+from .over_ranks import layer_over_ranks, one_header, shares_errors
 from .states import checked_sequences, require_input, require_sizes, require_state, scan_pairs
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ _RGLRU = Monoid(
 
 
 @overridable
+@shares_errors(one_header)
+@checked_call
 def rglru(
     x: Tensor,
     recurrence: Tensor,
@@ -119,6 +122,7 @@ def rglru(
     return scan_pairs(_RGLRU, xs, x.dtype, init, reverse, group, NAMES, offsets)
 
 
+@layer_over_ranks(one_header)
 @checked_methods
 class RGLRU(nn.Module):
     """The real-gated linear recurrent unit (RG-LRU).

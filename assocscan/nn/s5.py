@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ..errors import ScanValueError
 from ..monoids.call_errors import checked_methods
+from .over_ranks import layer_over_ranks, one_header
 from .states import (
     at_least_single,
     checked_sequences,
@@ -40,6 +41,7 @@ def hippo_normal(states: int) -> tuple[Tensor, Tensor]:
     return torch.complex(torch.full_like(frequencies, -0.5), frequencies)[half], vectors[:, half]
 
 
+@layer_over_ranks(one_header)
 @checked_methods
 class S5(nn.Module):
     """A diagonal state-space model, discretised by a zero-order hold, as one scan.

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ...monoids.call_errors import checked_methods
+from ..over_ranks import layer_over_ranks
 from ..states import require_sizes
-from .layer import Cell, Tensors, drawn_weights, position, sequences
+from .layer import Cell, Tensors, drawn_weights, headers_of_turns, position, sequences
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -28,6 +29,7 @@ def gru_step(h: Tensor, gates: Tensors, weights: Tensors) -> Tensor:
 CELL = Cell(gru_step, 0.0)
 
 
+@layer_over_ranks(headers_of_turns)
 @checked_methods
 class DiagonalGRU(nn.Module):
     """The gated recurrent unit, each channel of which sees only itself in the past.

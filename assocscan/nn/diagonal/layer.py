@@ -123,6 +123,13 @@ def position(layer: Any, cell: Cell, x: Tensor, state: Any) -> tuple[Tensor, Any
     return h.to(entering.dtype), state
 
 
+def headers_of_turns(layer: object) -> int:
+    """How many headers ranks that take turns exchange."""
+    from ...distributed.pipeline import HEADERS
+
+    return HEADERS
+
+
 def along(
     step: Step,
     lower: Callable[[Any], Any] | None,

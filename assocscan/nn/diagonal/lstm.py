@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ...monoids.call_errors import checked_methods
+from ..over_ranks import layer_over_ranks
 from ..states import require_sizes
-from .layer import Cell, Tensors, drawn_weights, position, sequences
+from .layer import Cell, Tensors, drawn_weights, headers_of_turns, position, sequences
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -36,6 +37,7 @@ def lstm_step(state: Tensors, gates: Tensors, weights: Tensors) -> Tensors:
 CELL = Cell(lstm_step, (0.0, 0.0), LSTMState._fields)
 
 
+@layer_over_ranks(headers_of_turns)
 @checked_methods
 class DiagonalLSTM(nn.Module):
     """The long short-term memory, each channel of which sees only itself in the past.

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...monoids.call_errors import checked_methods
+from ..over_ranks import layer_over_ranks
 from ..states import require_sizes
-from .layer import Cell, Tensors, drawn_weights, position, sequences
+from .layer import Cell, Tensors, drawn_weights, headers_of_turns, position, sequences
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -49,6 +50,7 @@ def slstm_step(state: Tensors, gates: Tensors, weights: Tensors) -> Tensors:
 CELL = Cell(slstm_step, (0.0, 0.0, 0.0, NOTHING), SLSTMState._fields)
 
 
+@layer_over_ranks(headers_of_turns)
 @checked_methods
 class DiagonalSLSTM(nn.Module):
     """The sLSTM of xLSTM: an exponential input gate, a memory divided by the sum of its weights.
