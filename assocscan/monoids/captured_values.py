@@ -227,8 +227,8 @@ class Seen:
             self.value(part, names, depth + 1)
 
     def attributes(self, owner: Any, names: Iterable[str], depth: int) -> None:
-        """Those attributes of a module or a class that are named in the code; of an object all that
-        it holds, and the methods that Python calls."""
+        """Those attributes of a module or a class that are named in the code; of an object those of
+        `names_in`."""
         names = tuple(names)
         if (id(owner), names) in self.visited:
             return
@@ -237,7 +237,7 @@ class Seen:
         self.named(type(owner))
         is_object = not isinstance(owner, (types.ModuleType, type))
         if is_object:
-            names = (*names, *getattr(owner, "__dict__", ()), *IMPLIED)
+            names = self.names_in(owner, names)
         for name in sorted(set(names)):
             found = inspect.getattr_static(owner, name, Seen)
             if found is Seen:
@@ -257,6 +257,10 @@ class Seen:
                     continue
             self.key.append(name)
             self.value(found, names, depth + 1)
+
+    def names_in(self, owner: Any, names: Iterable[str]) -> tuple[str, ...]:
+        """All attributes that an object holds, and the methods that Python calls."""
+        return (*names, *getattr(owner, "__dict__", ()), *IMPLIED)
 
 
 def is_standard(module: types.ModuleType) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import subprocess
 import sys
@@ -67,6 +68,87 @@ def check_disagreements(world: Rank) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_disagreements_give_the_same_error_on_every_rank(world: World, size: int) -> None:
     world.run(check_disagreements, size)
+
+
+SCALE = 1.0  # read by `by_global`
+
+
+def by_global(left: Any, right: Any) -> Any:
+    return left.sort(-1)[0] + SCALE * right
+
+
+def sorts(left: Any, right: Any) -> Any:
+    return left + right.sort(-1)[0]
+
+
+class Weighted:
+    """An operator that is an object. Its code does not name `rank`."""
+
+    def __init__(self, weight: float, rank: int) -> None:
+        self.weight, self.rank = weight, rank
+
+    def __call__(self, left: Any, right: Any) -> Any:
+        return left.sort(-1)[0] + self.weight * right
+
+    def combine(self, left: Any, right: Any) -> Any:
+        return self(left, right)
+
+
+def without_programs(number: float, rank: int) -> dict[str, Any]:
+    """Operators for which no code is generated, which see a number besides their arguments."""
+    tensor, several = torch.tensor([number]), [1, (number,)]
+    greatest = torch.maximum if number == 1 else torch.minimum
+
+    def captures(left: Any, right: Any) -> Any:
+        return left.sort(-1)[0] + number * right
+
+    def inner(left: Any, right: Any) -> Any:
+        return captures(left, right)
+
+    def with_default(left: Any, right: Any, scale: float = number) -> Any:
+        return left.sort(-1)[0] + scale * right
+
+    def of_list(left: Any, right: Any) -> Any:
+        return left.sort(-1)[0] + several[1][0] * right  # type: ignore[index]
+
+    def lift(x: Any) -> Any:
+        return x * number
+
+    return {
+        "closure": captures, "inner": inner, "default": with_default, "list": of_list,
+        "partial": functools.partial(with_default, scale=number),
+        "tensor": lambda a, b: a.sort(-1)[0] + tensor * b,
+        "function": lambda a, b: greatest(a.sort(-1)[0], b),
+        "object": Weighted(number, rank), "method": Weighted(number, rank).combine,
+        "global": by_global,
+        "lift": Monoid(sorts, name="distributed_lifted", lift=lift, element_ndim=1),
+        "identity": Monoid(sorts, name="distributed_empty", identity=number, element_ndim=1),
+        "names": (lambda a, b: torch.maximum(a.sort(-1)[0], b)) if number == 1 else (
+                  lambda a, b: torch.minimum(a.sort(-1)[0], b)),
+    }  # fmt: skip
+
+
+def check_captured_values(world: Rank) -> None:
+    """What an operator without a program sees: noticed where it differs, and only there."""
+    x = torch.ones(3, 2)
+    space = globals()
+    for number in (1.0, 2.0 if world.rank == 1 else 1.0):
+        space["SCALE"] = number
+        differs = []
+        for name, op in without_programs(number, world.rank).items():
+            try:
+                scan(op, x, group=world.group, backend="eager")
+            except ScanValueError as error:
+                assert "the ranks disagree on " in str(error) and "operator" in str(error), error
+                differs.append(name)
+        told: list[Any] = [None] * world.size
+        dist.all_gather_object(told, number, world.group)
+        assert differs == ([] if len({*told}) == 1 else [*without_programs(1.0, 0)]), differs
+
+
+@pytest.mark.parametrize("size", [2])
+def test_captured_values_are_compared(world: World, size: int) -> None:
+    world.run(check_captured_values, size)
 
 
 def check_errors_of_one_rank(world: Rank) -> None:
