@@ -114,6 +114,8 @@ WithoutTorchFunctionOfClasses: Any = _C.DisableTorchFunctionSubclass
 WithTorchFunction: Any = _C._EnableTorchFunction
 # The base of dispatch modes, as torch documents it: to see which operations run.
 TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
+# Those that are active: whether one of them traces.
+dispatch_modes: Callable[[], Any] = torch.utils._python_dispatch._get_current_dispatch_mode_stack
 
 # ---- Tracing outside of everything that surrounds a call (`trace`) ----
 

@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from .torch_private import (
     FORWARD_LEVEL,
     NO_TORCH_DISPATCH,
+    dispatch_modes,
     hint_of,
     interpreter_stack,
     is_forward_mode_enabled,
@@ -43,6 +44,14 @@ def needs_dispatcher() -> bool:
         or len_dispatch_modes() > 0
         or jit_tracing_state() is not None
     )
+
+
+def is_traced() -> bool:
+    """Whether a tracer or a compiler is at work, whose tensors have no values to read. Dispatch
+    modes of other kinds, such as torch's counter of flops, run operations as they are."""
+    if jit_tracing_state() is not None:
+        return True
+    return len_dispatch_modes() > 0 and any(mode.is_infra_mode() for mode in dispatch_modes())
 
 
 def in_functorch() -> bool:

@@ -11,6 +11,7 @@ the one that the others wait for, and all of them raise.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import threading
@@ -23,8 +24,9 @@ from torch import distributed as dist
 from .. import errors
 from ..errors import AssocScanError, ScanValueError
 from ..pytrees import flatten
-from ..torch_private import all_gather_bytes
-from .ranks import header_device, process_group, ranks_of, reads_header
+from ..torch_private import all_gather_bytes, without_dispatch_modes, without_transforms
+from ..torch_state import needs_dispatcher
+from .ranks import header_device, process_group, ranks_of, reads_header, refuse_transforms
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -140,6 +142,7 @@ def agreed(
 
     Raises ScanValueError where ranks disagree.
     """
+    refuse_transforms()
     compares = reads_header(group, device, check)
     bound = bind()
     return bound, exchange(group, *describe(bound), True) if compares else None
@@ -150,7 +153,8 @@ def exchange(group: ProcessGroup, facts: Facts, length: int, is_description: boo
     where this one has an error, no header is awaited any more."""
     agree = False
     try:
-        lengths = compared(group, facts, length, is_description)
+        with as_it_is():
+            lengths = compared(group, facts, length, is_description)
         agree = is_description
         return lengths
     finally:
@@ -158,6 +162,15 @@ def exchange(group: ProcessGroup, facts: Facts, length: int, is_description: boo
         for turn in TURNS.running:
             if turn.group.group_name == name:
                 turn.awaited = turn.awaited - 1 if agree else 0
+
+
+def as_it_is() -> contextlib.AbstractContextManager[Any]:
+    """A context in which tensors are memory, whatever surrounds the call."""
+    found = contextlib.ExitStack()
+    if needs_dispatcher():
+        found.enter_context(without_transforms())
+        found.enter_context(without_dispatch_modes())
+    return found
 
 
 def compared(group: ProcessGroup, facts: Facts, length: int, is_description: bool) -> list[int]:

@@ -153,8 +153,9 @@ def scan(
         options = {"axis": call.axis, "reverse": call.reverse, "inclusive": call.inclusive,
                    "return_final": call.return_final}  # fmt: skip
         described = description(call, function, options, names)
-        with torch.no_grad():  # gradients have their own way: `carry_gradient`
-            ahead = total_ahead(call, ranks_of(found), named)
+        if not needs_dispatcher():
+            with torch.no_grad():  # gradients have their own way: `carry_gradient`
+                ahead = total_ahead(call, ranks_of(found), named)
         return described
 
     (call, named, part), lengths = agreed(bound, facts, found, device_of(like), check)
@@ -163,7 +164,7 @@ def scan(
         part = part_of(call, ranks_of(found), named, lengths).with_total(total)
     elif part is None:
         part = part_of(call, ranks_of(found), named, lengths)
-        if key is not None:
+        if key is not None and lengths is None:
             part = keep(key, part, tensors)
     outputs, final = scan_part(part)
     ys = unflatten(outputs, call.traced.output_spec)

@@ -15,6 +15,8 @@ from ..monoids.leaf_names import OWN, LeafNames
 from ..monoids.monoid import Monoid
 from ..program.serialization import write
 from ..runtime.scan_call import ScanCall
+from ..torch_private import saved_tensors_hooks
+from ..torch_state import needs_dispatcher
 from ..wording import shown
 from .agreement import Facts
 
@@ -30,7 +32,7 @@ def description(
     facts = {"the function": function, f"the structure of {names.of('xs')}": ", ".join(paths)}
     facts |= {name: shown(value) for name, value in options.items()}
     grad = torch.is_grad_enabled()
-    facts["whether gradients are enabled"] = str(grad)
+    facts |= surroundings((*call.leaves, *(call.init or ())))
     for path, t in zip(paths, call.leaves, strict=True):
         shape = [*t.shape[: call.axis], "any", *t.shape[call.axis + 1 :]]
         facts[f"the dtype of {path}"] = str(t.dtype).removeprefix("torch.")
@@ -47,6 +49,17 @@ def description(
     facts["the operator"] = f"{name!r} ({code})"
     facts["what the operator reads besides its arguments"] = values
     return facts, call.length
+
+
+def surroundings(tensors: Iterable[torch.Tensor]) -> Facts:
+    """What surrounds a call on these tensors, and decides which collectives run, and when."""
+    grad = torch.is_grad_enabled()
+    facts = {"whether gradients are enabled": str(grad)}
+    facts["whether operations are recorded"] = str(needs_dispatcher())  # by a dispatch mode
+    if any(grad and t.requires_grad for t in tensors):
+        hooked = saved_tensors_hooks(True) is not None  # as by checkpointing, which runs it again
+        facts["whether saved tensors have hooks"] = str(hooked)
+    return facts
 
 
 def identity_of(call: ScanCall) -> tuple[str, str, str]:

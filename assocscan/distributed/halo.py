@@ -10,6 +10,7 @@ from ..errors import ScanValueError
 from ..hooks import HOOKS
 from .agreement import Facts, agreed, in_turn
 from .collectives import gather, tied, token_of
+from .facts import surroundings
 from .ranks import process_group, ranks_of, require_served
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def halo(
     def facts(_: None) -> tuple[Facts, int]:
         grad = torch.is_grad_enabled()
         described = {"the function": "a causal convolution", "reverse": str(reverse)}
-        described["whether gradients are enabled"] = str(grad)
+        described |= surroundings((x, state))
         described["the dtype of x"] = str(x.dtype).removeprefix("torch.")
         described["the device of x"] = x.device.type
         described["the shape of x"] = f"[{x.shape[0]}, any, {x.shape[2]}]"

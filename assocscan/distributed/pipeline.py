@@ -14,6 +14,7 @@ import torch
 from ..errors import ScanValueError
 from .agreement import Facts, agreed, in_turn
 from .collectives import gather, tied, token_of
+from .facts import surroundings
 from .ranks import Ranks, process_group, ranks_of, require_served
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def pipeline(
     def facts(_: Any) -> tuple[Facts, int]:
         grad = torch.is_grad_enabled()
         described = {"the function": name, "reverse": str(reverse)}
-        described["whether gradients are enabled"] = str(grad)
+        described |= surroundings((*inputs, *state))
         described["the device of input 0"] = inputs[0].device.type
         for k, t in enumerate((*inputs, *state)):
             what = f"input {k}" if k < len(inputs) else f"part {k - len(inputs)} of the state"

@@ -11,7 +11,7 @@ from torch import distributed as dist
 
 from ..api.flags_and_backends import flag
 from ..errors import ScanTypeError, ScanValueError
-from ..torch_state import needs_dispatcher
+from ..torch_state import in_functorch, is_traced
 from ..wording import shown
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def reads_header(group: ProcessGroup, device: torch.device, check: bool | None) 
     A rank whose arguments are wrong answers as the others do, on every group that has one backend:
     a device that the group does not serve counts as the CPU, and a wrong `check` as None.
     """
-    if needs_dispatcher() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+    if is_traced() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return False
     if check is not None:
         with contextlib.suppress(ScanTypeError):
@@ -95,6 +95,15 @@ def reads_header(group: ProcessGroup, device: torch.device, check: bool | None) 
     backends = backends_of(group)
     kind = device.type if device.type in backends else "cpu"
     return "cpu" in backends if kind == "cpu" else backends[kind] == "gloo"
+
+
+def refuse_transforms() -> None:
+    """Raise ScanValueError within a torch.func transform."""
+    if in_functorch():
+        raise ScanValueError(
+            "torch.func transforms of scans over ranks are not supported; batch dimensions need no "
+            "vmap, and gradients are those of torch.autograd"
+        )
 
 
 def require_check(check: object) -> None:

@@ -91,7 +91,8 @@ def reduce(
         nonlocal total
         call, named = made
         described = description(call, "reduce", {"axis": call.axis, "reverse": call.reverse})
-        _, total = total_ahead(call, ranks_of(found), named)
+        if not needs_dispatcher():
+            _, total = total_ahead(call, ranks_of(found), named)
         return described
 
     (call, named), lengths = agreed(bound, facts, found, device_of(xs), check)

@@ -61,7 +61,7 @@ def layer_over_ranks(headers: Callable[[Any], int]) -> Callable[[Layer], Layer]:
 
     def decorated(cls: Layer) -> Layer:
         made: Any = cls
-        made._headers = property(headers)
+        made.headers_over_ranks = property(headers)
         made.forward = shares_errors(lambda layer, *_: headers(layer))(made.forward)
         return cls
 
@@ -70,7 +70,7 @@ def layer_over_ranks(headers: Callable[[Any], int]) -> Callable[[Layer], Layer]:
 
 def headers_of(layer: nn.Module) -> int:
     """How many headers the ranks exchange in a call of the layer; 0 of other modules."""
-    return getattr(layer, "_headers", 0)
+    return getattr(layer, "headers_over_ranks", 0)
 
 
 def one_header(*_: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import subprocess
@@ -14,7 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import SIZE, Rank, World
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import assocscan
 from assocscan import Monoid, ScanTypeError, ScanValueError, distributed, ops
@@ -25,6 +28,16 @@ scan = distributed.associative_scan
 
 def last(left: Any, right: Any) -> Any:
     return right
+
+
+def counted(call: Callable[[], Any], by_torch: bool) -> Any:
+    with FlopCounterMode(display=False) if by_torch else contextlib.nullcontext():
+        return call()
+
+
+def kept(call: Callable[[], Any], elsewhere: bool) -> Any:
+    with save_on_cpu() if elsewhere else contextlib.nullcontext():
+        return call()
 
 
 def disagreements(rank: int) -> dict[str, Callable[[Any], Any]]:
@@ -45,6 +58,10 @@ def disagreements(rank: int) -> dict[str, Callable[[Any], Any]]:
         "return_final": lambda g: scan("sum", x, return_final=odd, group=g),
         "whether init is given": lambda g: scan("sum", x, init=1.0 if odd else None, group=g),
         "whether xs requires": lambda g: scan("sum", x.clone().requires_grad_(odd), group=g),
+        "whether operations are recorded": lambda g: counted(lambda: scan("sum", x, group=g), odd),
+        "whether saved tensors have hooks": lambda g: kept(
+            lambda: scan("sum", x.clone().requires_grad_(), group=g), odd
+        ),
         "the function": lambda g: (distributed.reduce if odd else scan)("sum", x, group=g),
         "the dtype of a: ": lambda g: distributed.linear_recurrence(double, double, group=g),
     }

@@ -68,6 +68,10 @@ def mistakes(g: Any, odd: bool) -> Calls:
     group_there = ((0, False, True, g), {}) if odd else ((), {"group": g})
     left_out: tuple[Any, ...] = () if odd else (x,)
     own: Any = Monoid(branches if odd else torch.add, name="mistaken_branch")
+
+    def summed(t: torch.Tensor) -> torch.Tensor:
+        return scan("sum", t, group=g).sum()  # type: ignore[no-any-return]
+
     return {
         "has no argument 'dim'": lambda: scan("sum", x, group=g, **{name: 0}),
         "has no argument 'dim': pass axis": lambda: reduce("sum", x, group=g, **{name: 0}),
@@ -92,6 +96,8 @@ def mistakes(g: Any, odd: bool) -> Calls:
         "no monoid is registered": lambda: scan("sumx" if odd else "sum", x, group=g),
         "branches on the value": lambda: scan(own, x, group=g),
         "branches on the value of": lambda: scan(branches if odd else torch.add, x, group=g),
+        "torch.func transforms": lambda: torch.func.grad(summed)(x) if odd else summed(x),
+        "torch.func transforms of": lambda: torch.vmap(summed, 1)(x) if odd else summed(x),
         "ZeroDivisionError": lambda: reduce(fails if odd else torch.add, x, group=g),
         "on purpose": lambda: scan(op, x, backend="eager", group=g),
     }  # fmt: skip
