@@ -15,6 +15,7 @@ import contextlib
 import functools
 import hashlib
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,9 +25,21 @@ from torch import distributed as dist
 from .. import errors
 from ..errors import AssocScanError, ScanValueError
 from ..pytrees import flatten
-from ..torch_private import all_gather_bytes, without_dispatch_modes, without_transforms
-from ..torch_state import needs_dispatcher
-from .ranks import header_device, process_group, ranks_of, reads_header, refuse_transforms
+from ..torch_private import (
+    all_gather_bytes,
+    group_of_name,
+    without_dispatch_modes,
+    without_transforms,
+)
+from ..torch_state import is_traced, needs_dispatcher
+from .ranks import (
+    Ranks,
+    header_device,
+    process_group,
+    ranks_of,
+    reads_header,
+    refuse_transforms,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -34,6 +47,9 @@ if TYPE_CHECKING:
 Facts = dict[str, str]
 Bound = TypeVar("Bound")
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+# How many exchanges a group has had: the same number on all of its ranks.
+EXCHANGED: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 WORDS = 8  # of 64 bits: 1 for a description and 0 for an error, the length, 32 bytes of a hash
 
@@ -148,10 +164,24 @@ def agreed(
     return bound, exchange(group, *describe(bound), True) if compares else None
 
 
+def compared_ranks(group: ProcessGroup, lengths: Sequence[int] | None) -> Ranks:
+    """The ranks for a call that `agreed` on these lengths."""
+    return ranks_of(group, 0 if lengths is None else EXCHANGED[group])
+
+
+def meet(ranks: Ranks, what: str) -> None:
+    """Raise ScanValueError where the ranks are at other steps of their backward passes: what one
+    sends would be taken for something else. Called before every collective of such a pass."""
+    if ranks.call and not is_traced():
+        group = group_of_name(ranks.name)
+        exchange(group, {"the step of the backward pass": f"{what} of call {ranks.call}"}, 0, True)
+
+
 def exchange(group: ProcessGroup, facts: Facts, length: int, is_description: bool) -> list[int]:
     """The lengths of all parts. Raises where ranks disagree or another one has an error; then, and
     where this one has an error, no header is awaited any more."""
     agree = False
+    EXCHANGED[group] = EXCHANGED.get(group, 0) + 1
     try:
         with as_it_is():
             lengths = compared(group, facts, length, is_description)

@@ -16,7 +16,7 @@ from ..monoids.leaf_names import OWN, LeafNames
 from ..pytrees import unflatten
 from ..runtime.scan_call import ScanCall
 from ..torch_state import is_differentiable, needs_dispatcher
-from .agreement import agreed, device_of, over_ranks
+from .agreement import agreed, compared_ranks, device_of, over_ranks
 from .carries import (
     Part,
     Tensors,
@@ -161,9 +161,9 @@ def scan(
     (call, named, part), lengths = agreed(bound, facts, found, device_of(like), check)
     if ahead is not None:
         call, total = ahead
-        part = part_of(call, ranks_of(found), named, lengths).with_total(total)
+        part = part_of(call, compared_ranks(found, lengths), named, lengths).with_total(total)
     elif part is None:
-        part = part_of(call, ranks_of(found), named, lengths)
+        part = part_of(call, compared_ranks(found, lengths), named, lengths)
         if key is not None and lengths is None:
             part = keep(key, part, tensors)
     outputs, final = scan_part(part)

@@ -44,6 +44,7 @@ from ..runtime.scan_call import ScanCall
 from ..runtime.vectors.recomputed_gradient import RecomputedGradient
 from ..torch_private import saved_tensors_hooks
 from ..torch_state import is_differentiable
+from .agreement import meet
 from .carries import Part, Tensors, carries, scan_states, selected, totals
 from .collectives import gather, token_of
 
@@ -175,6 +176,7 @@ def again(
 ) -> list[MaybeTensor]:
     """The gradients of `Entrance`'s tensors by differentiable steps: its results computed again."""
     create = torch.is_grad_enabled()
+    meet(link.part.ranks, f"the gradient by steps (create_graph={create})")
     with torch.enable_grad():
         own = [t.view_as(t) if needs else t.detach()
                for t, needs in zip(tensors, needed, strict=True)]  # fmt: skip
@@ -219,7 +221,9 @@ class Exit(torch.autograd.Function):
         states = len(link.part.call.traced.state)
         outputs, leaving, final = ctx.counts
         token = ctx.saved_tensors[0].new_zeros((), dtype=torch.float32)
-        link.by_steps = link.by_steps or torch.is_grad_enabled()
+        if not link.by_steps:
+            link.by_steps = torch.is_grad_enabled()
+            meet(link.part.ranks, f"the gradient (create_graph={link.by_steps})")
         totals_: list[MaybeTensor] = [None] * states
         if link.by_steps:
             passed = (*cotangents[:outputs], *[None] * leaving, *cotangents[outputs:])

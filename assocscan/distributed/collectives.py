@@ -14,6 +14,7 @@ import torch
 
 from ..torch_private import all_gather_bytes, all_gather_into, all_to_all_bytes
 from ..torch_state import is_differentiable, needs_dispatcher
+from .agreement import meet
 from .ranks import Ranks
 
 Tensors = list[torch.Tensor]
@@ -124,6 +125,7 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, _: MaybeTensor, *cotangents: MaybeTensor) -> tuple[Any, ...]:
         (after,) = ctx.saved_tensors
+        meet(ctx.ranks, "the derivative of a gather")
         places = [k for k, (_, d) in enumerate(ctx.like) if d.is_floating_point or d.is_complex]
         given = []
         for k in places:
@@ -154,6 +156,7 @@ class SumOverRanks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, _: torch.Tensor, *tangents: torch.Tensor) -> tuple[Any, ...]:
         (after,) = ctx.saved_tensors
+        meet(ctx.ranks, "the derivative of a sum")
         return (None, None, *Gather.apply(ctx.ranks, ctx.axis, after, *tangents))
 
 

@@ -8,10 +8,10 @@ import torch
 
 from ..errors import ScanValueError
 from ..hooks import HOOKS
-from .agreement import Facts, agreed, in_turn
+from .agreement import Facts, agreed, compared_ranks, in_turn
 from .collectives import gather, tied, token_of
 from .facts import surroundings
-from .ranks import process_group, ranks_of, require_served
+from .ranks import process_group, require_served
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -61,8 +61,10 @@ def halo(
         described["whether the state requires a gradient"] = str(grad and state.requires_grad)
         return described, x.shape[1]
 
-    in_turn(found, 1, lambda: agreed(bound, facts, found, x.device, check), lambda: x, check)
-    ranks = ranks_of(found)
+    _, lengths = in_turn(
+        found, 1, lambda: agreed(bound, facts, found, x.device, check), lambda: x, check
+    )
+    ranks = compared_ranks(found, lengths)
     order = ranks.in_order(reverse)
     own, start = (x.flip(1), state.flip(1)) if reverse else (x, state)
     # The last inputs of this part, in scan order; with fewer, the first slots hold nothing.

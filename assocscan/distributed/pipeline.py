@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ScanValueError
-from .agreement import Facts, agreed, in_turn
+from .agreement import Facts, agreed, compared_ranks, in_turn
 from .collectives import gather, tied, token_of
 from .facts import surroundings
-from .ranks import Ranks, process_group, ranks_of, require_served
+from .ranks import Ranks, process_group, require_served
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -76,12 +76,11 @@ def pipeline(
             described[f"whether {what} requires a gradient"] = str(grad and t.requires_grad)
         return described, inputs[0].shape[1]
 
-    def compared(facts: Callable[[Any], tuple[Facts, int]]) -> bool:
-        return agreed(bound, facts, found, inputs[0].device, check)[1] is not None
+    def compared(facts: Callable[[Any], tuple[Facts, int]]) -> Ranks:
+        return compared_ranks(found, agreed(bound, facts, found, inputs[0].device, check)[1])
 
     def ran() -> tuple[torch.Tensor, Tensors]:
-        compares = compared(facts)
-        y, last, failure = turns(run, state, inputs, ranks_of(found), reverse, compares)
+        y, last, failure = turns(run, state, inputs, compared(facts), reverse)
         if failure is not None:
             raise failure
         compared(lambda _: ({"the function": f"the end of {name}"}, 0))
@@ -96,12 +95,9 @@ def turns(
     inputs: Tensors,
     ranks: Ranks,
     reverse: bool,
-    goes_on: bool,
 ) -> tuple[torch.Tensor, Tensors, Exception | None]:
-    """What `pipeline` returns, and the error of this rank's walk.
-
-    goes_on: whether a rank whose walk fails takes part in the other ranks' turns all the same.
-    """
+    """What `pipeline` returns, and the error of this rank's walk: where the ranks compare, a rank
+    whose walk fails takes part in the other ranks' turns all the same."""
     token = token_of(*inputs, *state)
     y, failure = inputs[0], None
     for rank in ranks.in_order(reverse):
@@ -111,7 +107,7 @@ def turns(
                 y, last = run(state)
                 leaving = list(last)
             except Exception as error:
-                if not goes_on:
+                if not ranks.call:
                     raise
                 failure = error
         token, stacked = gather(ranks, 0, leaving, token)

@@ -32,11 +32,14 @@ class Ranks:
 
     name: the group's name, by which torch's functional collectives find it.
     rank, size: this process's rank in the group, and how many ranks the group has.
+    call: the number of the call that they were made for, the same on all ranks; 0 where the ranks
+        do not compare what they do.
     """
 
     name: str
     rank: int
     size: int
+    call: int = 0
 
     def in_order(self, reverse: bool) -> list[int]:
         """All ranks, the one first whose part the scan visits first."""
@@ -72,9 +75,9 @@ def process_group(group: ProcessGroup | None) -> ProcessGroup:
     return group
 
 
-def ranks_of(group: ProcessGroup) -> Ranks:
-    """The ranks of a group."""
-    return Ranks(group.group_name, dist.get_rank(group), dist.get_world_size(group))
+def ranks_of(group: ProcessGroup, call: int = 0) -> Ranks:
+    """The ranks of a group, for the call of this number."""
+    return Ranks(group.group_name, dist.get_rank(group), dist.get_world_size(group), call)
 
 
 def reads_header(group: ProcessGroup, device: torch.device, check: bool | None) -> bool:

@@ -15,7 +15,7 @@ from ..hooks import HOOKS
 from ..monoids.call_errors import checked_call
 from ..runtime.scan_call import ScanCall
 from ..torch_state import needs_dispatcher
-from .agreement import agreed, device_of, over_ranks
+from .agreement import agreed, compared_ranks, device_of, over_ranks
 from .carries import (
     Part,
     Tensors,
@@ -96,7 +96,7 @@ def reduce(
         return described
 
     (call, named), lengths = agreed(bound, facts, found, device_of(xs), check)
-    ranks = ranks_of(found)
+    ranks = compared_ranks(found, lengths)
     if call.operator.lower_takes_inputs and lengths is None:
         lengths = exchanged_lengths(call, ranks)
     part = part_of(call, ranks, named, lengths).with_total(total)

@@ -196,6 +196,39 @@ def check_between_collectives(world: Rank) -> None:
     })  # fmt: skip
 
 
+def check_backward(world: Rank) -> None:
+    """One rank differentiates another call first, or will differentiate again: what it sends would
+    be taken for the gradient of the others' call."""
+    odd = world.rank == 1
+    first, second = (torch.rand(2, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def out_of_order(function: Callable[..., torch.Tensor]) -> None:
+        losses = [function(t).square().sum() for t in (first, second)]
+        for k in (1, 0) if odd else (0, 1):
+            torch.autograd.grad(losses[k], (first, second)[k])
+
+    def again() -> None:
+        y = recur(0.5, first, group=world.group)
+        torch.autograd.grad(y.square().sum(), first, create_graph=odd)
+
+    for expected, call in {
+        "the gradient (create_graph=True)": again,
+        "the gradient (create_graph=False)": lambda: out_of_order(
+            lambda t: recur(0.5, t, group=world.group)
+        ),
+        "the derivative of a gather": lambda: out_of_order(
+            lambda t: reduce("logaddexp", t, group=world.group)
+        ),
+        "the derivative of a gather of": lambda: out_of_order(
+            lambda t: CausalConv(3).double()(t[None], group=world.group)[0]
+        ),
+    }.items():
+        with pytest.raises(AssocScanError, match="the ranks disagree on the step of") as caught:
+            call()
+        assert expected in str(caught.value)
+        assert scan("sum", torch.ones(1), group=world.group).item() == world.rank + 1
+
+
 def check_dtensors(world: Rank) -> None:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
@@ -221,7 +254,8 @@ def check_dtensors(world: Rank) -> None:
 
 
 @pytest.mark.parametrize(
-    "check, size", [(check_layers, 3), (check_between_collectives, 3), (check_dtensors, 4)]
+    "check, size",
+    [(check_layers, 3), (check_between_collectives, 3), (check_backward, 3), (check_dtensors, 4)],
 )
-def test_layers_and_dtensors(world: World, check: Callable[..., None], size: int) -> None:
+def test_layers_gradients_and_dtensors(world: World, check: Callable[..., None], size: int) -> None:
     world.run(check, size)
