@@ -180,14 +180,16 @@ def mark(script: str, name: str) -> str:
 def between(page: str, begin: str, text: str, gap: str = "\n") -> str:
     """The page with this text between the mark and the next end. gap: before and after it."""
     head, rest = page.split(begin)
-    return f"{head}{begin}{gap}{text}\n{gap}{END}{rest.split(END, 1)[1]}"
+    if text:
+        text = f"{gap}{text}\n{gap}"
+    return f"{head}{begin}{text}{END}{rest.split(END, 1)[1]}"
 
 
 def written(runs: Runs, block: Block) -> str:
-    """The text of a block below the commands of its runs."""
+    """The text of a block below the commands of its runs; nothing where none of them was made."""
     made = [run for run in block.named if run in runs.notes]
     if block.named and not made:
-        return "Not measured yet."
+        return ""
     return (f"By {runs.origin(*made)}:\n\n" if made else "") + block.text()
 
 
