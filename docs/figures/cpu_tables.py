@@ -7,6 +7,7 @@ import shared_tables
 from tables import CPU, OURS, Block, digits, error, lines, ms, of_copy, pages, rewrite, sizes
 
 NAME = "cpu_tables"
+WINDOWS = "windows", "windows-large"
 SERIES, ROWS, LONG = "4 x 8192 x 512", "8 x 1048576 x 1", "16777216"
 TORCH = {"cumsum": "`torch.cumsum`", "long": "`torch.cumsum`", "logaddexp": "`torch.logcumsumexp`"}
 
@@ -81,7 +82,7 @@ BLOCKS = {
     "packed": Block(
         "performance/index.md", lambda: shared_tables.packed(CPU), ("packed",)
     ),
-    "windows": Block("windows.md", lambda: shared_tables.windows(CPU), ("windows",)),
+    "windows": Block("windows.md", lambda: shared_tables.windows(CPU, WINDOWS), WINDOWS),
     "compensated": Block("how/numbers.md", compensated, ("compensated",)),
     "nonlinear": Block("nonlinear.md", nonlinear, ("nonlinear",)),
     "layers": Block("nonlinear.md", layers),

@@ -385,7 +385,7 @@ BLOCKS = {
     "limits": Block("performance/vectors.md", limits, ("selective",)),
     "compensated": Block("how/numbers.md", compensated, ("compensated", "compensated-both")),
     "precision": Block("how/numbers.md", precision, ("precision",)),
-    "windows": Block("windows.md", lambda: shared_tables.windows(GPU), ("windows",)),
+    "windows": Block("windows.md", lambda: shared_tables.windows(GPU, ("windows",)), ("windows",)),
     "nonlinear": Block("nonlinear.md", nonlinear, ("nonlinear",)),
 }
 

@@ -24,6 +24,7 @@ RUNS = {
     "calls": Run("calls"),
     "calls-1-thread": Run("calls", threads=1),
     "windows": Run("windows"),
+    "windows-large": Run("windows --shape 8,8192,1536"),
     "compensated": Run("compensated"),
     "nonlinear": Run("nonlinear"),
     "selective": Run(STATES),

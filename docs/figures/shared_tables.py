@@ -22,17 +22,18 @@ def packed(runs: Runs) -> str:
     return lines(head + " | ".join(f"{count} sequences" for count in counts), table)
 
 
-def windows(runs: Runs) -> str:
+def windows(runs: Runs, names: tuple[str, ...]) -> str:
     """In multiples of the time of the scan, of which that in the middle is shown."""
     table = []
-    groups = list(dict.fromkeys(row["group"] for row in runs.read("windows")))
+    rows = [row for name in names for row in runs.read(name)]
+    groups = list(dict.fromkeys(row["group"] for row in rows))
     widths = ("16", "257", "4096")
     for group in (g for g in groups if g.endswith(", forward")):
         name, _, rest = group.partition(", ")
         cells = [f"`{name}`, {rest.partition(' float')[0]}"]
         for which in ("forward", "forward and backward"):
             wanted = f"{name}, {rest.removesuffix('forward')}{which}"
-            own = [r for r in runs.read("windows") if r["group"] == wanted]
+            own = [r for r in rows if r["group"] == wanted]
             times = {(r["contender"], r["x"]): r for r in own}
             scan = sorted((r for r in own if r["contender"] == "the scan"), key=ms)
             cells.append(runs.time(scan[len(scan) // 2]) if scan else NONE)
