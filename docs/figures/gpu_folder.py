@@ -64,7 +64,8 @@ def readme() -> str:
             "Lines are medians, bands the quantiles. Hollow points and pale bars are figures whose "
             "time, or that of the copy, has quantiles more than 30 % of the median apart. Red "
             "crosses and hatched bars are results that differ from the reference by more than is "
-            "expected of the dtype: `unfused`, a layer of torch operations, rounds to 16 bits in each."
+            "expected of the dtype: `unfused`, a layer of torch operations, rounds to 16 bits in "
+            "each of them."
         ),
         "\n".join(f"![{Path(name).stem}]({name})" for name in plots),
     )
