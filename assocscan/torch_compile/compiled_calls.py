@@ -38,7 +38,14 @@ from .argument_trees import (
     template_token,
     tree_of,
 )
-from .operator_from_graph import begin, end, new_number, operator_between, why_not_between
+from .operator_from_graph import (
+    begin,
+    end,
+    new_number,
+    operator_between,
+    why_not_between,
+    widened,
+)
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype)
 
@@ -131,24 +138,33 @@ def can_be_sliced(leaves: Sequence[Any], axis: Any) -> bool:
 def token_of_raw(
     op: Callable[..., Any], template: Template, leaves: list[Any], axis: int
 ) -> tuple[str, str]:
-    """The token of a raw callable, found by calling it; or why it has none."""
-    number = new_number() + 0
+    """The token of a raw callable, found by calling it; or why it has none. 16-bit floats are
+    combined in float32, so that it is called on such too."""
     axis = axis + leaves[0].dim() if axis < 0 else axis
-    slices = [t.new_empty([*t.shape[:axis], *t.shape[axis + 1 :]]) for t in (*leaves, *leaves)]
-    arguments = begin(number, *slices)
-    left = rebuilt(template, arguments, [0])
-    right = rebuilt(template, arguments[len(leaves) :], [0])
-    results: list[Any] = []
-    structure = numbered(op(left, right), results)
-    if not all(isinstance(t, torch.Tensor) for t in results) or not same_structure(
-        template, structure
-    ):
-        return "", "structure"
-    end(number, *results)
-    why_not = why_not_between(number) + ""
-    if why_not:
-        return "", why_not
-    return operator_between(number, getattr(op, "__name__", "operator")) + "", ""
+    own = [t.dtype for t in leaves]
+    wide = [widened(dtype) for dtype in own]
+    numbers: list[int] = []
+    for dtypes in [own] if own == wide else [own, wide]:
+        number = new_number() + 0
+        slices = [
+            t.new_empty([*t.shape[:axis], *t.shape[axis + 1 :]], dtype=dtype)
+            for t, dtype in zip((*leaves, *leaves), (*dtypes, *dtypes), strict=True)
+        ]
+        arguments = begin(number, *slices)
+        left = rebuilt(template, arguments, [0])
+        right = rebuilt(template, arguments[len(leaves) :], [0])
+        results: list[Any] = []
+        structure = numbered(op(left, right), results)
+        if not all(isinstance(t, torch.Tensor) for t in results) or not same_structure(
+            template, structure
+        ):
+            return "", "structure"
+        end(number, *results)
+        why_not = why_not_between(number) + ""
+        if why_not:
+            return "", why_not
+        numbers.append(number)
+    return operator_between(getattr(op, "__name__", "operator"), *numbers) + "", ""
 
 
 @torch.compiler.disable(  # type: ignore[untyped-decorator]

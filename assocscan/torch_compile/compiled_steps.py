@@ -24,7 +24,14 @@ from .argument_trees import (
     tree_of,
 )
 from .compiled_calls import with_class
-from .operator_from_graph import begin, end, new_number, operator_between, why_not_between
+from .operator_from_graph import (
+    begin,
+    end,
+    new_number,
+    operator_between,
+    why_not_between,
+    widened,
+)
 
 NAMES = ("init", "xs", "params")
 
@@ -40,18 +47,25 @@ def nonlinear_recurrence(step: Any, options: dict[str, Any]) -> Any:
     like = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if not like:
         return uncompiled(step, options)
-    elements = [element(leaf, like[0]) for leaf in leaves]
+    states = len(numbered_leaves(trees[0]))
+    real = real_dtype(leaves[states:])
     has_params = len(numbered_leaves(trees[2])) > 0
     places = templates if has_params else templates[:2]
-    token, structure = part_token(step, places, elements, templates[0])
-    if not token:
+    read = Reading(step, places, templates[0], like[0])
+    for start in starts([dtype_of(leaf, real) for leaf in leaves], states, real):
+        read.settled(start, states)
+    if read.failed:
         return uncompiled(step, options)
+    token, structure = read.token(), read.structure
     lower, lowered, lower_token = options["lower"], 0, ""
     if lower is not None:
         lowered = 2 if lower_reads_inputs(lower) else 1
-        lower_token, structure = part_token(lower, templates[:lowered], elements, None)
-        if not lower_token:
+        read_lower = Reading(lower, templates[:lowered], None, like[0])
+        for dtypes in read.variants:
+            read_lower.results_on(dtypes)
+        if read_lower.failed:
             return uncompiled(step, options)
+        lower_token, structure = read_lower.token(), read_lower.structure
     for name in ("reset", "offsets"):
         if options[name] is not None:
             leaves.append(options[name])
@@ -81,45 +95,95 @@ def numbered_leaves(tree: Any) -> list[Any]:
     return leaves
 
 
-def element(leaf: Any, like: torch.Tensor) -> torch.Tensor:
-    """One element of a leaf: a tensor without dimensions."""
+def real_dtype(leaves: Sequence[Any]) -> torch.dtype:
+    """The dtype of a float among the arguments: that of the tensors of xs and params together."""
+    found: list[torch.dtype] = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point:
+            found = [torch.promote_types(found[0], leaf.dtype) if found else leaf.dtype]
+    return found[0] if found else torch.get_default_dtype()
+
+
+def dtype_of(leaf: Any, real: torch.dtype) -> torch.dtype:
+    """The dtype that a leaf has in the call without torch.compile."""
     if isinstance(leaf, torch.Tensor):
-        return leaf.new_empty(())
+        return leaf.dtype
     if isinstance(leaf, bool):
-        return like.new_empty((), dtype=torch.bool)
+        return torch.bool
     if isinstance(leaf, int):
-        return like.new_empty((), dtype=torch.int64)
-    return like.new_empty(())
+        return torch.int64
+    return torch.promote_types(real, torch.complex64) if isinstance(leaf, complex) else real
 
 
-def part_token(
-    fn: Callable[..., Any],
-    templates: Sequence[Template],
-    elements: Sequence[torch.Tensor],
-    wanted: Template | None,
-) -> tuple[str, Template]:
-    """The token of a function, found by calling it on elements, and the structure of its results;
-    empty where it captures a tensor.
+def starts(dtypes: list[torch.dtype], states: int, real: torch.dtype) -> list[list[torch.dtype]]:
+    """The dtypes of the leaves on which the call without torch.compile calls its functions first:
+    as they are; with states of float32 as narrow as xs; and in float32 where they are 16 bits."""
+    weak = [real if d == torch.float32 else d for d in dtypes[:states]]
+    found = [dtypes]
+    for other in ([*weak, *dtypes[states:]], [widened(d) for d in dtypes]):
+        if other not in found:
+            found.append(other)
+    return found
 
-    wanted: the structure that the results must have, in whose order they are taken; None: any.
+
+class Reading:
+    """A function that Dynamo reads, once for each of several lists of dtypes of the leaves.
+
+    wanted: the structure that its results must have, in whose order they are taken; None: any.
+    variants: the lists of dtypes. numbers: of the parts of the graph. failed: whether one cannot
+    stand alone, or results do not fit. structure: of the results.
     """
-    number = new_number() + 0
-    arguments = begin(number, *elements)
-    trees = [at_places(template, arguments) for template in templates]
-    results: list[Any] = []
-    structure = numbered(fn(*trees), results)
-    results = [as_element(t, elements) for t in results]
-    if wanted is not None:
-        order = places_in(wanted, structure)
-        if len(order) != len(results):
-            return "", structure
-        structure, results = wanted, [results[k] for k in order]
-    if not all(isinstance(t, torch.Tensor) for t in results):
-        return "", structure
-    end(number, *results)
-    if why_not_between(number) + "":
-        return "", structure
-    return operator_between(number, getattr(fn, "__name__", "step")) + "", structure
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        templates: Sequence[Template],
+        wanted: Template | None,
+        like: torch.Tensor,
+    ) -> None:
+        self.fn, self.templates, self.wanted, self.like = fn, templates, wanted, like
+        self.variants: list[list[torch.dtype]] = []
+        self.numbers: list[int] = []
+        self.failed = False
+        self.structure: Template = ()
+
+    def settled(self, dtypes: list[torch.dtype], states: int) -> None:
+        """Reads the function until it keeps the dtypes of the states, which come first."""
+        for _ in range(4):
+            if self.failed or dtypes in self.variants:
+                return
+            dtypes = [*self.results_on(dtypes), *dtypes[states:]]
+
+    def results_on(self, dtypes: list[torch.dtype]) -> list[torch.dtype]:
+        """The dtypes of the results for leaves of these; some where it failed."""
+        number = new_number() + 0
+        elements = [self.like.new_empty((), dtype=d) for d in dtypes]
+        arguments = begin(number, *elements)
+        trees = [at_places(template, arguments) for template in self.templates]
+        results: list[Any] = []
+        structure = numbered(self.fn(*trees), results)
+        results = [as_element(t, elements) for t in results]
+        if self.wanted is not None:
+            order = places_in(self.wanted, structure)
+            if len(order) != len(results):
+                self.failed = True
+                return dtypes
+            structure, results = self.wanted, [results[k] for k in order]
+        if not all(isinstance(t, torch.Tensor) for t in results):
+            self.failed = True
+            return dtypes
+        end(number, *results)
+        if why_not_between(number) + "":
+            self.failed = True
+            return dtypes
+        self.structure = structure
+        self.variants.append(dtypes)
+        self.numbers.append(number)
+        return [t.dtype for t in results]
+
+    def token(self) -> str:
+        token: str = operator_between(getattr(self.fn, "__name__", "step"), *self.numbers) + ""
+        return token
 
 
 def as_element(value: Any, elements: Sequence[torch.Tensor]) -> Any:
@@ -211,11 +275,10 @@ def run(call: Call, *leaves: Any) -> tuple[torch.Tensor, ...]:
 def of_trees(token: str, structure: str, count: Sequence[int], taken: int) -> Callable[..., Any]:
     """A function of trees of the part of a graph. It takes `taken` trees of (h, x); 0: as a step
     does, h and x, and params where there are any."""
-    flat, total = tokens.resolve_token(token), sum(count)
+    flat = tokens.resolve_token(token)
 
     def on_leaves(*trees: Any) -> Any:
         given = [leaf for tree in trees for leaf in numbered_leaves(tree)]
-        given += [given[0]] * (total - len(given))  # which the part does not read
         found = flat(given, [])
         return tree_of(structure, found)
 

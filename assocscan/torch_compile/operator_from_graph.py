@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import delitem, setitem
 from typing import Any
 
@@ -54,16 +54,44 @@ def why_not_between(number: int) -> str:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def operator_between(number: int, name: Any) -> str:
-    """The token of the operator, under this name. Numbers that it captured become constants, which
-    are guarded."""
-    module = Part(number).module()
+def operator_between(name: Any, *numbers: int) -> str:
+    """The token of an operator, under this name, that was read once for each of these numbers: on
+    arguments of different dtypes, which a cast to `x.dtype` makes constants of the graph. Numbers
+    that it captured become constants, which are guarded."""
+    variants = [Variant(Part(number)) for number in numbers]
 
     def operator(left: list[torch.Tensor], right: list[torch.Tensor]) -> list[torch.Tensor]:
-        return list(module(*left, *right))
+        given = [*left, *right]
+        return variants[best_variant(variants, given)](given)
 
     operator.__name__ = name if isinstance(name, str) else "operator"
     return tokens.token_of_callable(operator)
+
+
+class Variant:
+    """A part of a graph as a function of tensors of certain dtypes."""
+
+    def __init__(self, part: Part) -> None:
+        self.module = part.module()
+        nodes: tuple[Any, ...] = part.first.args[1:]
+        self.dtypes = [node.meta["example_value"].dtype for node in nodes]
+
+    def __call__(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        unread = [given[0]] * (len(self.dtypes) - len(given))
+        return list(self.module(*given, *unread))
+
+
+def best_variant(variants: Sequence[Variant], given: Sequence[torch.Tensor]) -> int:
+    """The number of the variant for most of the dtypes of these tensors."""
+    same = [
+        sum(t.dtype == dtype for t, dtype in zip(given, v.dtypes, strict=False)) for v in variants
+    ]
+    return same.index(max(same))
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which numbers of this dtype are combined."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def changes_grad_mode(number: int) -> bool:
