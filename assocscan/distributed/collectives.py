@@ -123,7 +123,7 @@ class Gather(torch.autograd.Function):
         return (after, *results)
 
     @staticmethod
-    def backward(ctx: Any, _: MaybeTensor, *cotangents: MaybeTensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, later: MaybeTensor, *cotangents: MaybeTensor) -> tuple[Any, ...]:
         (after,) = ctx.saved_tensors
         meet(ctx.ranks, "the derivative of a gather")
         places = [k for k, (_, d) in enumerate(ctx.like) if d.is_floating_point or d.is_complex]
@@ -132,24 +132,33 @@ class Gather(torch.autograd.Function):
             shape, dtype = ctx.like[k]
             g = cotangents[k]
             given.append(torch.zeros(shape, dtype=dtype, device=after.device) if g is None else g)
-        token, *sums = SumOverRanks.apply(ctx.ranks, ctx.axis, after, *given)
+        token, *sums = SumOverRanks.apply(ctx.ranks, ctx.axis, after, later, *given)
         by_place = dict(zip(places, sums, strict=True))
         return (None, None, token, *(by_place.get(k) for k in range(len(ctx.like))))
 
 
 class SumOverRanks(torch.autograd.Function):
-    """(ranks, axis, token, *cotangents) → (token, *sums): the sum over ranks of what they hold for
-    this rank, slice `rank` along `axis`.
+    """(ranks, axis, token, later, *cotangents) → (token, *sums): the sum over ranks of what they
+    hold for this rank, slice `rank` along `axis`.
 
     Added in the order of ranks, so that equal inputs give equal bits.
+
+    later: the token of the sum before this one, if any, which is the derivative of a later gather:
+        so sums are a chain as well, and in second derivatives every rank enters all of them, in one
+        order, whether or not it uses what they give.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, ranks: Ranks, axis: int, token: torch.Tensor, *cotangents: torch.Tensor
+        ctx: Any,
+        ranks: Ranks,
+        axis: int,
+        token: torch.Tensor,
+        later: MaybeTensor,
+        *cotangents: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         after = torch.zeros_like(token)
-        ctx.ranks, ctx.axis = ranks, axis
+        ctx.ranks, ctx.axis, ctx.has_later = ranks, axis, later is not None
         ctx.save_for_backward(after)
         return (after, *summed(ranks, axis, cotangents))
 
@@ -157,7 +166,8 @@ class SumOverRanks(torch.autograd.Function):
     def backward(ctx: Any, _: torch.Tensor, *tangents: torch.Tensor) -> tuple[Any, ...]:
         (after,) = ctx.saved_tensors
         meet(ctx.ranks, "the derivative of a sum")
-        return (None, None, *Gather.apply(ctx.ranks, ctx.axis, after, *tangents))
+        token, *stacked = Gather.apply(ctx.ranks, ctx.axis, after, *tangents)
+        return (None, None, token, token if ctx.has_later else None, *stacked)
 
 
 def gathered(ranks: Ranks, axis: int, element: Sequence[torch.Tensor]) -> Tensors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from ranks import Rank, World
 from torch import nn
 
 from assocscan import ScanValueError
+from assocscan.distributed.pipeline import pipeline
 from assocscan.nn import (
     LRU,
     RGLRU,
@@ -40,7 +42,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "DiagonalSLSTM": lambda: DiagonalSLSTM(4, width=3),
     "Bidirectional": lambda: Bidirectional(LRU(4), RGLRU(4)),
 }
-LENGTHS = {2: [(5, 6), (0, 3)], 3: [(1, 1, 6), (4, 0, 2), (2, 1, 1)], 4: [(1, 1, 1, 2)]}
+LENGTHS = {2: [(5, 6), (0, 3)], 3: [(1, 1, 6), (4, 0, 2), (2, 1, 1), (0, 0, 3)], 4: [(1, 1, 1, 2)]}
 
 
 def check_layer(world: Rank, name: str) -> None:
@@ -110,6 +112,49 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
 )  # fmt: skip
 def test_layers(world: World, name: str, size: int) -> None:
     world.run(check_layer, size, name)
+
+
+def check_second_derivatives(world: Rank) -> None:
+    """Of a walk by turns. What a rank receives in others' turns it does not use, but it takes part
+    in their derivatives."""
+    torch.manual_seed(0)
+    w = torch.rand(3, dtype=torch.float64, requires_grad=True)
+
+    def walk(x: torch.Tensor, reverse: bool, state: list[torch.Tensor]) -> Any:
+        ys, h = [x[:, :0]], state[0]
+        for t in range(x.shape[1])[:: -1 if reverse else 1]:
+            h = torch.tanh(w * h + x[:, t])
+            ys.append(h[:, None])
+        return torch.cat(ys[::-1] if reverse else ys, 1), [h]
+
+    for lengths in ((1, 2, 5), (0, 3, 1), (2, 0, 0)):
+        for reverse in (False, True):
+            x = torch.randn(2, sum(lengths), 3, dtype=torch.float64)
+            start = torch.randn(2, 3, dtype=torch.float64)
+            found = []
+            for group in (None, world.group):
+                own = (x if group is None else world.part(x, lengths, 1)).clone().requires_grad_()
+                if group is None:
+                    y, (last,) = walk(own, reverse, [start])
+                else:
+                    y, (last,) = pipeline(
+                        "a walk", functools.partial(walk, own, reverse), [start],
+                        [own, w], reverse, group,
+                    )  # fmt: skip
+                share = 1 if group is None else world.size
+                loss = y.square().sum() + last.sum() / share
+                (first,) = torch.autograd.grad(loss, own, create_graph=True)
+                found.append([first, *torch.autograd.grad(first.square().sum(), [own, w])])
+            whole, part = found
+            for a, b in zip(whole[:2], part[:2], strict=True):
+                close(b, world.part(a, lengths, 1))
+            total = part[2].contiguous()
+            dist.all_reduce(total, group=world.group)
+            close(total, whole[2])
+
+
+def test_second_derivatives_of_turns(world: World) -> None:
+    world.run(check_second_derivatives, 3)
 
 
 def check_turns(world: Rank) -> None:
