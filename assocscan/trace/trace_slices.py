@@ -5,6 +5,7 @@ them is pointwise.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -46,6 +47,24 @@ def why_on_slices(operations: list[str], spec: TreeSpec, ranks: Sequence[int]) -
     return (
         f"to compile it, write it for one element: {remedy}. {named!r} in it is not pointwise, and "
         "a plain function gets slices of xs, many elements at once"
+    )
+
+
+def why_not_broadcast(spec: TreeSpec, shapes: Sequence[tuple[int, ...]], axis: int) -> str:
+    """Why a raw callable on leaves of several shapes runs eagerly, and what would be generated."""
+    sizes = [prod(s) for s in shapes]
+    small = sizes.index(min(sizes))
+    large = max((k for k, s in enumerate(shapes) if s != shapes[small]), key=sizes.__getitem__)
+    paths = leaf_paths(spec, "xs")
+
+    def shown(k: int) -> str:
+        kept = ["…" if d == axis else str(n) for d, n in enumerate(shapes[k])]
+        return f"{paths[k]} of shape [{', '.join(kept)}]"
+
+    return (
+        f"its leaves have different shapes, {shown(small)} beside {shown(large)}. To compile it, "
+        "expand the smaller one (x.expand_as(y) copies nothing), or make it a monoid, whose leaves "
+        "broadcast"
     )
 
 
@@ -108,10 +127,10 @@ def trace_slices(
         for node in wide.graph.graph.nodes:
             refuse_random(node)
         others = list(not_pointwise(wide, tuple(shapes[0])))
+        if len(set(shapes)) > 1 and not set(others).intersection(MATRIX_PRODUCTS):
+            raise UnsupportedOperation(why_not_broadcast(spec, shapes, axis))
         if others:
             raise UnsupportedOperation(why_on_slices(others, spec, [len(s) for s in shapes]))
-        if len(set(shapes)) > 1:
-            raise UnsupportedOperation("its slices have different shapes: no pointwise operation")
         require_implemented(fn, call, arguments(wide=True), name)
         scalar = as_scalars(wide, tuple(shapes[0]))
         combine = program(scalar, (*state, *state), state, aligned(wide, spec, name))

@@ -93,6 +93,24 @@ def test_a_sum_over_slices_says_that_it_saw_slices() -> None:
         associative_scan(lambda left, right: left + right.sum(), x[:, 0, 0], backend="cpu")
 
 
+def test_leaves_that_broadcast_are_named() -> None:
+    """What the warning says is compiled, and gives the same."""
+
+    def affine(left: Any, right: Any) -> Any:
+        return left[0] * right[0], left[1] * right[0] + right[1]
+
+    gate, b = torch.rand(2, 9, 1), torch.randn(2, 9, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        slow = associative_scan(affine, (gate, b), 1)
+    (text,) = warned(lambda: associative_scan(lambda *ab: affine(*ab), (gate, b), 1))
+    assert "xs[0] of shape [2, …, 1] beside xs[1] of shape [2, …, 3]" in text
+    assert "expand" in text and "pointwise" not in text
+    for op, xs in ((affine, (gate.expand_as(b), b)), (monoid(affine), (gate, b))):
+        assert warned(lambda op=op, xs=xs: associative_scan(op, xs, 1)) == []
+        torch.testing.assert_close(associative_scan(op, xs, 1)[1], slow[1])
+
+
 def test_asking_for_the_eager_engine_gives_no_warning() -> None:
     (text,) = warned(lambda: associative_scan(torch.matmul, x))
     assert 'backend="eager"' in text
