@@ -124,6 +124,8 @@ OF_ARGUMENTS: dict[str, Wrong] = {
              ["init has shape [5], which does not broadcast to [2, 3]"]),
     "init with the axis": (lambda: run(fine, init=h[:, None]), ValueError,
                            ["init has shape [2, 1, 3]", "without the axis"]),
+    "init before xs": (lambda: nonlinear_recurrence(fine, h, x), ValueError,
+                       ["init has shape", "the order of arguments is step, xs, init"]),
     "init of sequences": (lambda: run(fine, init=torch.zeros(2, 2, 3), offsets=OFFSETS),
                           ValueError, ["[3, 2, 3]", "each of the 3 sequences"]),
     "no init": (lambda: run(fine, init=None), TypeError, ["init is None"]),

@@ -248,6 +248,10 @@ def check_carry(call: ScanCall, path: str, t: Tensor, whole: tuple[int, ...]) ->
     hint = ""
     if path.startswith("params") and expands(t, call.batch):
         hint = "; what differs from step to step is passed in xs"
+    elif path.startswith("init") and expands(
+        call.leaves[0], t.shape[: call.axis] + t.shape[call.axis + 1 :]
+    ):
+        hint = "; the order of arguments is step, xs, init"
     elif call.offsets is not None and path.startswith("init"):
         hint = (
             f", which is that of each of the {whole[0]} sequences; a leading {whole[0]} is optional"
