@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,53 @@ def test_oscillators_without_damping(backend: str, name: str) -> None:
         on = [torch.as_tensor(t, device=device) for t in (b, a, x)]
         got, loop = errors(b, a, x, lfilter(*on, backend=backend).cpu().numpy())
         assert (got <= np.maximum(10 * loop, length * np.finfo(dtype).eps)).all(), (got, loop)
+
+
+RESONANT = {
+    **{f"turns by {angle}": ([1], [1, -2 * np.cos(angle), 1]) for angle in (0.3, 1.0, 2.0)},
+    "turns, damped": ([1], np.poly([(1 - 1e-5) * np.exp(2j), (1 - 1e-5) * np.exp(-2j)]).real),
+    "two at 2": ([1], np.poly([np.exp(2j), np.exp(-2j)] * 2).real),
+    "complex": ([1], [1, -np.exp(2j)]),
+}  # fmt: skip
+
+
+@pytest.mark.thinned(4)
+@pytest.mark.parametrize("name", RESONANT)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_resonances_in_float32(name: str, rows: int) -> None:
+    """A rotation of float32 changes each turn alike; a loop's roundings cancel."""
+    wide, dtype = (np.clongdouble, np.complex64) if name == "complex" else (LONG, np.float32)
+    b, a = (np.array(t).astype(dtype) for t in RESONANT[name])
+    length = 2000 if name == "two at 2" else 50000  # later the loop has no digits, either
+    x, cotangent = (inputs(length, np.float32).astype(dtype)[-1] for _ in range(2))
+    leaves = [torch.as_tensor(t).requires_grad_() for t in (b, a, np.repeat(x[None], rows, 0))]
+    y = lfilter(*leaves)
+    y.backward(torch.as_tensor(np.repeat(cotangent[None], rows, 0)))
+    of_b, of_a, of_x = (t.grad for t in leaves)
+    assert of_b is not None and of_a is not None and of_x is not None
+    back = cotangent[::-1]
+    b, a = b.conj(), a.conj()
+    for got, by, series in ((y, (b.conj(), a.conj()), x), (of_x.flip(-1), (b, a), back)):
+        exact = signal.lfilter(*(t.astype(wide) for t in by), series.astype(wide))
+        loop = signal.lfilter(*by, series)
+        error, of_loop = (
+            np.abs(t - exact).max() / np.abs(exact).max() for t in (got.detach().numpy(), loop)
+        )
+        assert error <= 5 * max(of_loop, 1e-7), (error, of_loop)
+    adjoint = signal.lfilter(np.ones(1, wide), a.astype(wide), back.astype(wide))[::-1]
+    exact = signal.lfilter(*(t.conj().astype(wide) for t in (b, a)), x.astype(wide))
+    for got, sign, series in ((of_b, 1, x), (of_a, -1, exact)):
+        for k in range(len(got)):
+            terms = adjoint[k:] * series[: length - k].conj()
+            error = np.abs(sign * terms.sum() - got[k].item() / rows)
+            assert error <= 2e-5 * np.sqrt((np.abs(terms) ** 2).sum() * length)
+    assert y.dtype == of_x.dtype == leaves[2].dtype
+
+
+def test_coefficients_that_are_not_finite() -> None:
+    for bad in (math.nan, math.inf):
+        y = lfilter(torch.ones(1), torch.tensor([1.0, bad, 0.5]), torch.ones(200))
+        assert y[2:].isnan().all()
 
 
 @pytest.mark.thinned(8)

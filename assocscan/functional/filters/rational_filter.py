@@ -10,6 +10,7 @@ so nothing is differentiated through the change of states (`lattice_states`).
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +35,10 @@ from .walked_chunks import most_walked, walked
 
 # The order from which GPUs walk: lower ones take less time as a scan of matrices.
 LEAST_WALKED = {torch.float32: 5, torch.float64: 4, torch.complex64: 3, torch.complex128: 3}
+# Where the square of the size of D times the steps that are remembered is more than MOST_COARSE,
+# float32 has 10 and more times the errors of a loop.
+MOST_COARSE, LEAST_COARSE = 100.0, 100
+WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 FILTERED = {"xs": "x"}  # what the leaves of the scans were passed as
 
 
@@ -187,10 +192,21 @@ def along(coefficient: Tensor, x: Tensor, axis: int, element: int = 0) -> Tensor
 def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     """`rational` without derivatives."""
     b, a = trimmed(torch.ones_like(a[..., :1]) if b is None else b, a)
-    axis, order = steps.axis, a.shape[-1] - 1
+    axis = steps.axis
     if not any(is_symbolic(size) for size in x.shape) and x.numel() == 0:
         return torch.empty_like(x)
-    found = states_of(along(b, x, axis, 1), along(a, x, axis, 1), steps)
+    b, a = along(b, x, axis, 1), along(a, x, axis, 1)
+    found = states_of(b, a, steps)
+    if is_too_coarse(found, x, steps):
+        dtype, x = x.dtype, x.to(WIDER[x.dtype])
+        found = states_of(b.to(x.dtype), a.to(x.dtype), steps, is_exact=False)
+        return scanned(found, x, steps).to(dtype)
+    return scanned(found, x, steps)
+
+
+def scanned(found: States, x: Tensor, steps: Steps) -> Tensor:
+    """The response to x of states."""
+    axis, order = steps.axis, found[1].shape[-1]
     if is_walked(order, x, steps):
         states = [t.squeeze(axis) for t in found[1:]]
         return walked(states, x, axis, steps.reverse, steps.offsets, steps.backend)
@@ -208,7 +224,36 @@ def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     return y
 
 
-def states_of(b: Tensor, a: Tensor, steps: Steps) -> States:
+def is_too_coarse(found: States, x: Tensor, steps: Steps) -> bool:
+    """Whether states of float32, where their values can be read, answer with far larger errors than
+    a loop.
+
+    A rounding of D moves the poles by up to 2⁻²⁵ |D|, and each step of those that the filter
+    remembers adds this error. The roundings of a loop differ from step to step, and their sum is
+    that of the root of these steps. The states of the direct form have powers that grow.
+    """
+    D, c = found[1], found[3]
+    order = D.shape[-1]
+    if (
+        x.dtype not in WIDER or (order == 1 and not x.is_complex())
+        or not is_readable(D, x) or runs_on_gpus(x, steps) or x.shape[steps.axis] < LEAST_COARSE
+    ):  # fmt: skip
+        return False
+    if order > 1 and bool((c[..., -1] == 0.0).any()):  # so looks the direct form, and no other
+        return True
+    D = D.to(WIDER[x.dtype]).reshape(-1, order, order)
+    sizes = [max(map(abs, row)) for row in D.flatten(1).tolist()]
+    if not math.isfinite(sum(sizes)):
+        return False
+    # In Python: for one filter torch's operations would take longer than the scan of 1000 steps.
+    least = 1 / x.shape[steps.axis]
+    return any(
+        size**2 > MOST_COARSE * max(1 - max(abs(1 + p) for p in poles), least)
+        for size, poles in zip(sizes, torch.linalg.eigvals(D).tolist(), strict=True)
+    )
+
+
+def states_of(b: Tensor, a: Tensor, steps: Steps, is_exact: bool = True) -> States:
     """The states of b and a, which have the dimensions of x and one more, of the coefficients."""
     order = a.shape[-1] - 1
     # An element of all states is too large for the CUDA engine.
@@ -218,7 +263,7 @@ def states_of(b: Tensor, a: Tensor, steps: Steps) -> States:
         found: States = named_scan(FILTERED, op, leaves, steps.axis, backend=backend)
         return found
 
-    if order > MOST_EXACT.get(a.dtype, 0):
+    if order > MOST_EXACT.get(a.dtype, 0) or not is_exact:
         return run(STATES, (b, a))
     if runs_on_gpus(a, steps) and order > MOST_AT_ONCE_ON_GPUS[a.dtype]:
         return exact_states_by_order(pad(b, (0, order + 1 - b.shape[-1])), a, run)
