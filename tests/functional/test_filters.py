@@ -11,7 +11,7 @@ import pytest
 import torch
 from filter_designs import CUTS, DESIGNS, F64, LONG, inputs, rand
 
-from assocscan import lfilter, matrix_recurrence
+from assocscan import lfilter, matrix_recurrence, sosfilt
 from assocscan.errors import ScanTypeError, ScanValueError
 from assocscan.runtime.backends import availability
 
@@ -172,6 +172,22 @@ def test_resonances_in_float32(name: str, rows: int) -> None:
             error = np.abs(sign * terms.sum() - got[k].item() / rows)
             assert error <= 2e-5 * np.sqrt((np.abs(terms) ** 2).sum() * length)
     assert y.dtype == of_x.dtype == leaves[2].dtype
+
+
+@pytest.mark.parametrize("function", [lfilter, sosfilt])
+def test_a_resonance_in_short_chunks(function: Any) -> None:
+    """The state between two chunks keeps what a loop's keeps."""
+    rows = torch.tensor([[1.0, 0, 0], [1, -2 * math.cos(2.0), 1]])
+    given = (rows.view(1, 6),) if function is sosfilt else tuple(rows)
+    x = torch.as_tensor(inputs(20000, np.float32)[:2])
+    exact = signal.lfilter(*(t.numpy().astype(LONG) for t in (*rows, x)))
+    loop = signal.lfilter(*(t.numpy() for t in (*rows, x)))
+    state, parts = x.new_zeros((1, 2, 2) if function is sosfilt else (2, 2)), []
+    for part in x.split(50, -1):
+        y, state = function(*given, part, zi=state, return_final=True)
+        parts.append(y)
+    got, of_loop = (np.abs(t - exact).max() for t in (torch.cat(parts, -1).numpy(), loop))
+    assert got <= 5 * of_loop
 
 
 def test_coefficients_that_are_not_finite() -> None:

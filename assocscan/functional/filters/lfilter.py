@@ -91,7 +91,10 @@ def lfilter(
     check_arguments(b, a, x, zi)
     axis = check_axis(axis, x.shape, x.dim(), "x")
     check_coefficients(b, a, x, axis)
-    steps = Steps(axis, checked_offsets(offsets, x, axis), False, backend, deterministic)
+    steps = Steps(
+        axis, checked_offsets(offsets, x, axis), False, backend, deterministic,
+        is_part=is_wanted or zi is not None,
+    )  # fmt: skip
     dtype, wide = x.dtype, carry_dtype(x.dtype)
     b, a, x = (t.to(wide) for t in (b, a, x))
     memory = max(b.shape[-1], a.shape[-1]) - 1

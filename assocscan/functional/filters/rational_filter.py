@@ -50,6 +50,7 @@ class Steps(NamedTuple):
     reverse: bool = False
     backend: str | None = None
     deterministic: bool | None = None
+    is_part: bool = False  # of a longer series: its state comes from before, or goes on
 
     @property
     def backwards(self) -> Steps:
@@ -109,7 +110,7 @@ class Rational(torch.autograd.Function):
         if wants_a:
             assert adjoint is not None
             of_a = -correlations(adjoint, y, range(a.shape[-1]), a, steps)
-        return of_b, of_a, of_x, None, None, None, None, None
+        return of_b, of_a, of_x, None, None, None, None, None, None
 
 
 class RationalWithTangent(Rational):
@@ -236,8 +237,11 @@ def is_too_coarse(found: States, x: Tensor, steps: Steps) -> bool:
     order = D.shape[-1]
     if (
         x.dtype not in WIDER or (order == 1 and not x.is_complex())
-        or not is_readable(D, x) or runs_on_gpus(x, steps) or x.shape[steps.axis] < LEAST_COARSE
+        or not is_readable(D, x) or runs_on_gpus(x, steps)
     ):  # fmt: skip
+        return False
+    length = math.inf if steps.is_part else x.shape[steps.axis]
+    if length < LEAST_COARSE:
         return False
     if order > 1 and bool((c[..., -1] == 0.0).any()):  # so looks the direct form, and no other
         return True
@@ -246,9 +250,8 @@ def is_too_coarse(found: States, x: Tensor, steps: Steps) -> bool:
     if not math.isfinite(sum(sizes)):
         return False
     # In Python: for one filter torch's operations would take longer than the scan of 1000 steps.
-    least = 1 / x.shape[steps.axis]
     return any(
-        size**2 > MOST_COARSE * max(1 - max(abs(1 + p) for p in poles), least)
+        size**2 > MOST_COARSE * max(1 - max(abs(1 + p) for p in poles), 1 / length)
         for size, poles in zip(sizes, torch.linalg.eigvals(D).tolist(), strict=True)
     )
 

@@ -84,7 +84,10 @@ def sosfilt(
     check_same_device(x, {"sos": sos}, zi)
     axis = check_axis(axis, x.shape, x.dim(), "x")
     check_sections(sos, x, axis)
-    steps = Steps(axis, checked_offsets(offsets, x, axis), False, backend, deterministic)
+    steps = Steps(
+        axis, checked_offsets(offsets, x, axis), False, backend, deterministic,
+        is_part=is_wanted or zi is not None,
+    )  # fmt: skip
     dtype, wide = x.dtype, carry_dtype(x.dtype)
     sos, y = sos.to(wide), x.to(wide)
     before = None if zi is None else states_of_sections(zi, sos.shape[-2], y, steps)
