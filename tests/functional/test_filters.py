@@ -331,6 +331,19 @@ def test_gradient_of_a_narrow_filter() -> None:
         assert np.abs(found.numpy() - expected).max() <= 1e-7 * size
 
 
+def test_gradient_beside_a_state() -> None:
+    """That of x is a filter with the numerator in it: 1 / A alone would lose slow input."""
+    sections = signal.cheby1(4, 1, 0.01, "high", output="sos").astype(np.float32)
+    x, cotangent = (inputs(20000, np.float32)[1] for _ in range(2))
+    grads = []
+    for zi in (None, torch.zeros(2, 2)):
+        leaf = torch.tensor(x).requires_grad_()
+        sosfilt(torch.tensor(sections), leaf, zi=zi).backward(torch.tensor(cotangent))
+        assert leaf.grad is not None
+        grads.append(leaf.grad)
+    torch.testing.assert_close(*grads, rtol=0, atol=1e-6 * float(grads[0].abs().max()))
+
+
 @pytest.mark.slow
 def test_compiled_and_mapped() -> None:
     b, a, x = rand(5), torch.tensor([1.0, -0.5, 0.2, 0.1, 0.3], dtype=F64), rand(4, 30)

@@ -111,8 +111,9 @@ def filtered(b: Tensor, a: Tensor, x: Tensor, state: Tensor | None, steps: Steps
     responses to x and to the state may each be far larger than their sum."""
     first = along(a[..., 0], x, steps.axis)
     order, has_state = a.shape[-1] - 1, state is not None and state.shape[-1] > 0
-    if order > 0 and b.shape[-1] <= order + 1 and not has_state:
-        return rational(b, a, x, steps)
+    if order > 0 and b.shape[-1] <= order + 1:
+        entering = first * impulses(state, x, steps) if state is not None and has_state else None
+        return rational(b, a, x, steps, entering)
     total = moving_sum(b, x, steps)
     if state is not None and has_state:
         total = total + first * impulses(state, x, steps)

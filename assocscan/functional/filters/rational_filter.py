@@ -57,21 +57,23 @@ class Steps(NamedTuple):
         return self._replace(reverse=not self.reverse)
 
 
-def rational(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
-    """The response y of B(z) / A(z) to x.
+def rational(
+    b: Tensor | None, a: Tensor, x: Tensor, steps: Steps, entering: Tensor | None = None
+) -> Tensor:
+    """The response y of B(z) / A(z) to x, and of 1 / A(z) to what else is entering.
 
     a [..., n + 1] with n ≥ 1, b [..., at most n + 1], or None for B = 1. Their leading dimensions
     broadcast to those of x without the axis. float32, float64 or complex.
     """
     if torch.compiler.is_compiling():
-        wanted = any(t is not None and t.requires_grad for t in (b, a, x))
+        wanted = any(t is not None and t.requires_grad for t in (b, a, x, entering))
         function = Rational if wanted and torch.is_grad_enabled() else None
     else:
-        tracked = in_functorch_or_forward_mode() or is_tracked((b, a, x))
+        tracked = in_functorch_or_forward_mode() or is_tracked((b, a, x, entering))
         function = RationalWithTangent if tracked else None
     if function is None:  # torch takes 100 µs to enter an autograd function
-        return response(b, a, x, steps)
-    y: Tensor = function.apply(b, a, x, *steps)
+        return response_to_both(b, a, x, entering, steps)
+    y: Tensor = function.apply(b, a, x, entering, *steps)
     return y
 
 
@@ -79,12 +81,14 @@ class Rational(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(b: Tensor | None, a: Tensor, x: Tensor, *steps: Any) -> Tensor:
-        return response(b, a, x, Steps(*steps))
+    def forward(
+        b: Tensor | None, a: Tensor, x: Tensor, entering: Tensor | None, *steps: Any
+    ) -> Tensor:
+        return response_to_both(b, a, x, entering, Steps(*steps))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        b, a, x, axis, offsets, *rest = inputs
+        b, a, x, _, axis, offsets, *rest = inputs
         ctx.save_for_backward(b, a, x, output, offsets)
         ctx.axis, ctx.rest = axis, rest
         ctx.scan = Rational
@@ -96,9 +100,9 @@ class Rational(torch.autograd.Function):
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         b, a, x, y, offsets = ctx.saved_tensors
         steps = Steps(ctx.axis, offsets, *ctx.rest)
-        wants_b, wants_a, wants_x = ctx.needs_input_grad[:3]
+        wants_b, wants_a, wants_x, wants_entering = ctx.needs_input_grad[:4]
         of_b = of_a = of_x = adjoint = None
-        if wants_b or wants_a or (b is None and wants_x):
+        if wants_b or wants_a or wants_entering or (b is None and wants_x):
             adjoint = again(None, a.conj(), cotangent, steps.backwards)
         if wants_x:
             of_x = adjoint
@@ -110,7 +114,8 @@ class Rational(torch.autograd.Function):
         if wants_a:
             assert adjoint is not None
             of_a = -correlations(adjoint, y, range(a.shape[-1]), a, steps)
-        return of_b, of_a, of_x, None, None, None, None, None, None
+        of_entering = adjoint if wants_entering else None
+        return of_b, of_a, of_x, of_entering, None, None, None, None, None, None
 
 
 class RationalWithTangent(Rational):
@@ -119,20 +124,21 @@ class RationalWithTangent(Rational):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         Rational.setup_context(ctx, inputs, output)
-        b, a, x, _, offsets, *_ = inputs
+        b, a, x, _, _, offsets, *_ = inputs
         ctx.save_for_forward(b, a, x, output, offsets)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
         b, a, x, y, offsets = ctx.saved_tensors
         steps = Steps(ctx.axis, offsets, *ctx.rest)
-        of_b, of_a, of_x = tangents[:3]
+        of_b, of_a, of_x, of_entering = tangents[:4]
         result = torch.zeros_like(y)
         if of_x is not None:
             result = result + rational(b, a, of_x, steps)
-        entering = None
+        entering = of_entering
         if of_b is not None:
-            entering = moving_sum(of_b, x, steps)
+            of_sum = moving_sum(of_b, x, steps)
+            entering = of_sum if entering is None else entering + of_sum
         if of_a is not None:
             past = moving_sum(of_a, y, steps)
             entering = -past if entering is None else entering - past
@@ -188,6 +194,15 @@ def along(coefficient: Tensor, x: Tensor, axis: int, element: int = 0) -> Tensor
     missing = x.dim() - 1 - (coefficient.dim() - element)
     aligned = coefficient[(None,) * missing]
     return aligned.unsqueeze(axis)
+
+
+def response_to_both(
+    b: Tensor | None, a: Tensor, x: Tensor, entering: Tensor | None, steps: Steps
+) -> Tensor:
+    """The two are added before the scan: each response may be far larger than their sum."""
+    if b is None or entering is None:
+        return response(b, a, x, steps)
+    return response(None, a, moving_sum(b, x, steps) + entering, steps)
 
 
 def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
