@@ -96,17 +96,17 @@ def test_a_sum_over_slices_says_that_it_saw_slices() -> None:
 def test_leaves_that_broadcast_are_named() -> None:
     """What the warning says is compiled, and gives the same."""
 
-    def affine(left: Any, right: Any) -> Any:
+    def gated_sum(left: Any, right: Any) -> Any:
         return left[0] * right[0], left[1] * right[0] + right[1]
 
     gate, b = torch.rand(2, 9, 1), torch.randn(2, 9, 3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        slow = associative_scan(affine, (gate, b), 1)
-    (text,) = warned(lambda: associative_scan(lambda *ab: affine(*ab), (gate, b), 1))
+        slow = associative_scan(gated_sum, (gate, b), 1)
+    (text,) = warned(lambda: associative_scan(lambda *ab: gated_sum(*ab), (gate, b), 1))
     assert "xs[0] of shape [2, …, 1] beside xs[1] of shape [2, …, 3]" in text
     assert "expand" in text and "pointwise" not in text
-    for op, xs in ((affine, (gate.expand_as(b), b)), (monoid(affine), (gate, b))):
+    for op, xs in ((gated_sum, (gate.expand_as(b), b)), (monoid(gated_sum), (gate, b))):
         assert warned(lambda op=op, xs=xs: associative_scan(op, xs, 1)) == []
         torch.testing.assert_close(associative_scan(op, xs, 1)[1], slow[1])
 
