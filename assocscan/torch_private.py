@@ -239,6 +239,18 @@ def dynamo_graph() -> torch.fx.Graph | None:
         return None
 
 
+def functions_read_by_dynamo() -> int:
+    """How many custom autograd functions Dynamo has read as plain formulas, in the graph that it is
+    building: it makes a context for each, and nothing in the graph tells of them."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        made = InstructionTranslator.current_tx().output.side_effects.keepalive
+    except AttributeError:
+        return 0
+    return sum(isinstance(t, torch.autograd.function.FunctionCtx) for t in made)
+
+
 def torch_associative_scan() -> Callable[..., Any]:
     """torch's prototype, a peer of the benchmarks."""
     from torch._higher_order_ops.associative_scan import associative_scan

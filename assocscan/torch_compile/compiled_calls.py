@@ -170,8 +170,9 @@ def token_of_raw(
 @torch.compiler.disable(  # type: ignore[untyped-decorator]
     reason="the operator of an associative_scan or reduce cannot be compiled: it captures a tensor "
     "or a number computed from one (pass what it captures as a leaf of xs, expanded along the "
-    "axis); or it uses torch.no_grad (use x.detach()); or arguments or results do not fit (the "
-    "call without torch.compile says how); or its "
+    "axis); or it uses torch.no_grad (use x.detach()); or it calls a custom autograd.Function "
+    "(where no gradients are wanted: call within torch.no_grad); or arguments or results do not "
+    "fit (the call without torch.compile says how); or its "
     "lower makes a named tuple (make a plain one); or a function that is no Monoid scans a nested "
     "tensor (pass its values and offsets)"
 )

@@ -10,17 +10,22 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from ..caching.bounded import BoundedCache
 from ..monoids import dynamo_tokens as tokens
-from ..torch_private import dynamo_graph
+from ..torch_private import dynamo_graph, functions_read_by_dynamo, peek_interpreter_stack
 
 _NUMBERS = itertools.count()
+# How many custom autograd functions Dynamo had read when a part of the graph began.
+_FUNCTIONS: BoundedCache[int, int] = BoundedCache()
 GRAD_MODE = "_set_grad_enabled"
 NUMBERS = (torch.SymFloat, torch.SymInt, torch.SymBool)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def new_number() -> int:
-    return next(_NUMBERS)
+    number = next(_NUMBERS)
+    _FUNCTIONS.insert(number, functions_read_by_dynamo())
+    return number
 
 
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
@@ -43,6 +48,8 @@ def why_not_between(number: int) -> str:
         return "the graph broke inside it"
     if changes_grad_mode(number):
         return "it switches gradients off or on"
+    if _FUNCTIONS.get(number) != functions_read_by_dynamo() and derivatives_are_wanted():
+        return "it calls a custom autograd.Function, whose backward the graph does not have"
     part = Part(number)
     for node in part.captured():
         value = node.meta.get("example_value")
@@ -92,6 +99,11 @@ def best_variant(variants: Sequence[Variant], given: Sequence[torch.Tensor]) -> 
 def widened(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which numbers of this dtype are combined."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def derivatives_are_wanted() -> bool:
+    """Whether the graph may be differentiated: Dynamo guards both."""
+    return torch.is_grad_enabled() or peek_interpreter_stack() is not None
 
 
 def changes_grad_mode(number: int) -> bool:
