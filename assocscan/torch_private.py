@@ -239,6 +239,37 @@ def dynamo_graph() -> torch.fx.Graph | None:
         return None
 
 
+def guard_in_dynamo(holds: Callable[[], bool], words: str) -> None:
+    """Make Dynamo ask this before each call of what it compiles now, and compile anew where it does
+    not hold; `words` say what changed, in its log."""
+    from torch._dynamo.guards import install_guard
+    from torch._dynamo.source import GlobalStateSource
+
+    def create(builder: Any, guard: Any) -> None:
+        root = builder.guard_manager.root
+        root.add_lambda_guard(lambda _: holds(), [words], guard.user_stack)
+
+    install_guard(GlobalStateSource().make_guard(create))
+
+
+def changed_under_dynamo() -> list[Any]:
+    """What existed before, and is changed by the function that Dynamo reads: collections, objects,
+    cells, modules, and a mere object for each global. The changes are made after the graph has run;
+    until then only Dynamo knows of them."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
+
+    effects: Any = InstructionTranslator.current_tx().output.side_effects
+    known = [(thing, effects.id_to_variable.get(id(thing))) for thing in effects.keepalive]
+    return [
+        thing
+        for thing, variable in known
+        if variable is not None
+        and not isinstance(variable.mutation_type, (AttributeMutationNew, ValueMutationNew))
+        and effects.is_modified(variable)
+    ]
+
+
 def functions_read_by_dynamo() -> int:
     """How many custom autograd functions Dynamo has read as plain formulas, in the graph that it is
     building: it makes a context for each, and nothing in the graph tells of them."""

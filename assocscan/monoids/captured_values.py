@@ -16,7 +16,7 @@ import inspect
 import numbers
 import sys
 import types
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,11 +44,11 @@ IMPLIED = frozenset(
 ) | {"forward"}  # fmt: skip
 
 
-def present(op: Monoid) -> Monoid:
-    """The version of a monoid at the present values of what its functions see."""
+def present(op: Monoid, within: frozenset[int] = frozenset()) -> Monoid:
+    """The version of a monoid at the present values of what its functions see. within: `Seen`."""
     if op.sees_nothing:
         return op
-    seen = Seen().of_monoid(op)
+    seen = Seen(within).of_monoid(op)
     if not seen.varies:
         op.sees_nothing = True
         return op
@@ -58,9 +58,33 @@ def present(op: Monoid) -> Monoid:
         return known
     made = version_of(op)
     made.held = seen.held
-    if tuple(Seen().of_monoid(op).key) != key:  # another thread changed a value meanwhile
+    if tuple(Seen(within).of_monoid(op).key) != key:  # another thread changed a value meanwhile
         return made
     return op.versions.insert(key, made)
+
+
+def same_values(op: Monoid) -> Callable[[], bool] | None:
+    """Whether a monoid's functions see the values that they see now; None where they see none."""
+    if present(op) is op:
+        return None
+    seen = Seen().of_monoid(op)
+
+    def holds() -> bool:
+        return Seen().of_monoid(op).key == seen.key  # `seen` holds what its key names
+
+    return holds
+
+
+def may_see(op: Monoid, things: Iterable[Any]) -> bool:
+    """Whether a monoid's functions may see one of these: of cells, modules and objects without
+    attributes it is not known."""
+    if present(op) is op:
+        return False
+    visited = Seen().of_monoid(op).visited
+    ids = {v[0] if isinstance(v, tuple) else v for v in visited}
+    return any(
+        id(t) in ids or type(t) in (object, types.CellType, types.ModuleType) for t in things
+    )
 
 
 def version_of(op: Monoid) -> Monoid:
@@ -85,10 +109,12 @@ class Seen:
     """A walk through what functions see.
 
     key: equal for equal values. held: what the key names by its identity, which must not be used
-    again while the key is. varies: whether anything was seen that may change.
+    again while the key is. varies: whether anything was seen that may change. within: the monoids
+    whose functions see this one: they may be seen by it, as by a method of a module that holds it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, within: frozenset[int] = frozenset()) -> None:
+        self.within = within
         self.key: list[Hashable] = []
         self.held: list[Any] = []
         self.varies = False
@@ -96,6 +122,7 @@ class Seen:
         self.left = MOST_VALUES
 
     def of_monoid(self, op: Monoid) -> Seen:
+        self.within |= {id(op)}
         if op.recipe is not None:
             _, ops, *rest = op.recipe
             for part in ops:
@@ -112,7 +139,10 @@ class Seen:
         return self
 
     def monoid(self, op: Monoid) -> None:
-        version = present(op)
+        if id(op) in self.within:
+            self.key.append("again")
+            return
+        version = present(op, self.within)
         self.varies |= version is not op
         self.named(version)
 

@@ -14,6 +14,7 @@ arguments and its results is then the operator (`operator_from_graph`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 import torch
@@ -22,9 +23,9 @@ from ..api.bind_arguments import resolve_operator
 from ..api.tensor_subclasses import has_override, most_derived
 from ..errors import ScanValueError
 from ..monoids import dynamo_tokens as tokens
-from ..monoids.captured_values import present
+from ..monoids.captured_values import may_see, same_values
 from ..monoids.monoid import _REGISTRY, Monoid, resolve
-from ..torch_private import group_of_name
+from ..torch_private import changed_under_dynamo, group_of_name, guard_in_dynamo
 from ..trace.closure_captures import names_in
 from .argument_trees import (
     Call,
@@ -66,6 +67,8 @@ def scan(op: Any, options: dict[str, Any], function: str) -> Any:
     given = {name: value for name, value in options.items() if value is not None}
     if isinstance(op, Monoid):
         token, same = token_of(op), keeps_structure(token_of(op))
+        if sees_changes(token):
+            return uncompiled(function, op, options)
         guard_operator(op)
     else:
         if not can_be_sliced(leaves, options["axis"]):
@@ -173,8 +176,9 @@ def token_of_raw(
     "axis); or it uses torch.no_grad (use x.detach()); or it calls a custom autograd.Function "
     "(where no gradients are wanted: call within torch.no_grad); or arguments or results do not "
     "fit (the call without torch.compile says how); or its "
-    "lower makes a named tuple (make a plain one); or a function that is no Monoid scans a nested "
-    "tensor (pass its values and offsets)"
+    "lower makes a named tuple (make a plain one); or a Monoid may see what the compiled function "
+    "changes (change it outside); or a function that is no Monoid scans a nested tensor (pass its "
+    "values and offsets)"
 )
 def uncompiled(function: str, op: Any, options: dict[str, Any]) -> Any:
     return public(function)(op, **options)
@@ -222,6 +226,8 @@ def combine(combinator: str, ops: Sequence[Any], rest: Sequence[Any]) -> Any:
 
 def guard_captures(fn: Any) -> None:
     """Make Dynamo recompile when a number that the callable can see changes."""
+    if isinstance(fn, MethodType):  # not a constant in 2.11
+        return
     try:
         cells = fn.__closure__
     except AttributeError:  # made inside the compiled function, which is guarded as a whole
@@ -241,9 +247,9 @@ def differ(value: Any, other: Any) -> bool:
 
 
 def guard_operator(op: Monoid) -> None:
-    """`guard_captures` of what an operator, and those that it is made of, can see. One that was
-    made inside the compiled function was guarded there; Dynamo cannot guard its attributes."""
-    if op.guarded or not sees_values(token_of(op)):
+    """Guard what an operator, and those that it is made of, can see. One that was made inside the
+    compiled function was guarded there; Dynamo cannot guard its attributes."""
+    if op.guarded or not guard_values(token_of(op)):
         return
     if op.recipe is None:
         functions: Sequence[Any] = (op.combine, op.lift, op.lower)
@@ -277,9 +283,23 @@ def keeps_structure(token: str) -> bool:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def sees_values(token: str) -> bool:
-    """Whether the operator's functions see numbers besides their arguments."""
-    return present(op := tokens.resolve_token(token)) is not op
+def guard_values(token: str) -> bool:
+    """Whether the operator's functions see values besides their arguments. Dynamo compiles anew
+    where these change."""
+    return guarded(tokens.resolve_token(token))
+
+
+def guarded(op: Monoid) -> bool:
+    holds = same_values(op)
+    if holds is not None:
+        guard_in_dynamo(holds, f"what the functions of monoid {op.name!r} see has changed")
+    return holds is not None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def sees_changes(token: str) -> bool:
+    """Whether the operator's functions may see what the compiled function has changed."""
+    return may_see(tokens.resolve_token(token), changed_under_dynamo())
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -310,6 +330,7 @@ def combined(combinator: str, names: tuple[str, ...], *rest: Any) -> Any:
     from ..monoids import combinators
 
     op = getattr(combinators, combinator)([tokens.resolve_token(n) for n in names], *rest)
+    guarded(op)
     return op.guarded_copy()
 
 
