@@ -48,6 +48,8 @@ from .operator_from_graph import (
     widened,
 )
 
+# AXES[k] = k, for negative k too.
+AXES = (*range(64), *range(-64, 0))
 _PLAIN = (bool, int, float, complex, str, torch.dtype)
 
 
@@ -62,6 +64,7 @@ def scan(op: Any, options: dict[str, Any], function: str) -> Any:
         raise ScanValueError(unknown_name(op) + "")
     if not (isinstance(op, Monoid) or callable(op)):
         resolve_operator(op, options["xs"])  # raises
+    options = {**options, "axis": constant(options["axis"])}
     leaves: list[Any] = []
     template = numbered(options["xs"], leaves)
     given = {name: value for name, value in options.items() if value is not None}
@@ -128,6 +131,13 @@ def token_of(op: Monoid) -> str:
     return op.token + ""
 
 
+def constant(axis: Any) -> Any:
+    """An axis that Dynamo does not take for a size that varies: it makes constants of indices."""
+    if isinstance(axis, bool) or not isinstance(axis, int) or not -64 <= axis < 64:
+        return axis
+    return AXES[axis]
+
+
 def can_be_sliced(leaves: Sequence[Any], axis: Any) -> bool:
     """Whether the arguments are such that a raw callable can be called on slices."""
     if not leaves or not isinstance(axis, int):
@@ -173,12 +183,11 @@ def token_of_raw(
 @torch.compiler.disable(  # type: ignore[untyped-decorator]
     reason="the operator of an associative_scan or reduce cannot be compiled: it captures a tensor "
     "or a number computed from one (pass what it captures as a leaf of xs, expanded along the "
-    "axis); or it uses torch.no_grad (use x.detach()); or it calls a custom autograd.Function "
-    "(where no gradients are wanted: call within torch.no_grad); or arguments or results do not "
-    "fit (the call without torch.compile says how); or its "
-    "lower makes a named tuple (make a plain one); or a Monoid may see what the compiled function "
-    "changes (change it outside); or a function that is no Monoid scans a nested tensor (pass its "
-    "values and offsets)"
+    "axis); or it uses torch.no_grad (use x.detach()) or torch.vmap; or it calls a custom "
+    "autograd.Function (where no gradients are wanted: call within torch.no_grad); or arguments or "
+    "results do not fit (the call without torch.compile says how); or its lower makes a named "
+    "tuple (make a plain one); or a Monoid may see what the compiled function changes (change it "
+    "outside); or a function that is no Monoid scans a nested tensor (pass its values and offsets)"
 )
 def uncompiled(function: str, op: Any, options: dict[str, Any]) -> Any:
     return public(function)(op, **options)

@@ -231,9 +231,9 @@ def at_places(template: Template, leaves: Sequence[Any]) -> Any:
 @torch.compiler.disable(  # type: ignore[untyped-decorator]
     reason="the step or the lower of a nonlinear_recurrence cannot be compiled: it captures a "
     "tensor or a number computed from one (pass what it captures in params=); or it uses "
-    "torch.no_grad (use x.detach()); or it calls a custom autograd.Function (where no gradients "
-    "are wanted: call within torch.no_grad); or arguments or results do not fit (the call without "
-    "torch.compile says how)"
+    "torch.no_grad (use x.detach()) or torch.vmap; or it calls a custom autograd.Function (where "
+    "no gradients are wanted: call within torch.no_grad); or arguments or results do not fit (the "
+    "call without torch.compile says how)"
 )
 def uncompiled(step: Any, options: dict[str, Any]) -> Any:
     from ..functional.nonlinear.nonlinear_recurrence import nonlinear_recurrence as called

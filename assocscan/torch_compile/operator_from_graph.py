@@ -18,6 +18,7 @@ _NUMBERS = itertools.count()
 # How many custom autograd functions Dynamo had read when a part of the graph began.
 _FUNCTIONS: BoundedCache[int, int] = BoundedCache()
 GRAD_MODE = "_set_grad_enabled"
+TRANSFORMS = {f"_{name}_increment_nesting" for name in ("vmap", "grad", "jvp")} | {"_add_batch_dim"}
 NUMBERS = (torch.SymFloat, torch.SymInt, torch.SymBool)
 
 
@@ -46,8 +47,11 @@ def why_not_between(number: int) -> str:
     nodes = nodes_of_graph()
     if not all(any(is_mark(n, kind, number) for n in nodes) for kind in (begin, end)):
         return "the graph broke inside it"
-    if changes_grad_mode(number):
+    called = names_between(number)
+    if GRAD_MODE in called:
         return "it switches gradients off or on"
+    if not called.isdisjoint(TRANSFORMS):
+        return "it uses torch.vmap or another transform of torch.func"
     if _FUNCTIONS.get(number) != functions_read_by_dynamo() and derivatives_are_wanted():
         return "it calls a custom autograd.Function, whose backward the graph does not have"
     part = Part(number)
@@ -106,13 +110,14 @@ def derivatives_are_wanted() -> bool:
     return torch.is_grad_enabled() or peek_interpreter_stack() is not None
 
 
-def changes_grad_mode(number: int) -> bool:
-    """Whether torch.no_grad or its like is used inside: nodes that no result depends on."""
+def names_between(number: int) -> set[str]:
+    """The names of the functions that are called inside, also where no result depends on them, as
+    on what torch.no_grad and torch.vmap put around their functions."""
     nodes = nodes_of_graph()
     first, last = (
         next(k for k, n in enumerate(nodes) if is_mark(n, kind, number)) for kind in (begin, end)
     )
-    return any(getattr(n.target, "__name__", "") == GRAD_MODE for n in nodes[first:last])
+    return {getattr(n.target, "__name__", "") for n in nodes[first:last]}
 
 
 def nodes_of_graph() -> list[Node]:

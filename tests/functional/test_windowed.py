@@ -373,6 +373,16 @@ def test_derivatives_of_one_pass_are_those_of_scans() -> None:
         y.sum().backward()
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_results_may_be_changed_in_place(axis: int) -> None:
+    """As those of a scan; the CPU's kernel moves the axis, and so made views."""
+    x = rand(8, 9, 3).requires_grad_()
+    for _ in range(2):
+        y = windowed(ops.max, x, 4, axis)
+        want = torch.autograd.grad(y.mul(3).sum(), x, retain_graph=True)
+        torch.testing.assert_close(torch.autograd.grad(y.mul_(3).sum(), x), want)
+
+
 def test_packed(engine: Engine) -> None:
     """No window begins before its sequence; some sequences are empty or shorter than the width."""
     x = rand(2, 30, dtype=torch.float32)

@@ -125,6 +125,19 @@ def test_no_graph_per_length(graphs: Graphs, dynamic: bool | None) -> None:
     assert graphs.count == (1 if dynamic else 2)
 
 
+@pytest.mark.parametrize("operator", ["sum", lambda a, b: a + b], ids=["name", "function"])
+def test_an_axis_that_is_an_argument(graphs: Graphs, operator: Any) -> None:
+    """Dynamo takes a number that changes for a size; an axis stays a constant."""
+
+    def function(x: Tensor, axis: int) -> Any:
+        return associative_scan(operator, x, axis), assocscan.reduce(operator, x, axis)
+
+    compiled, x = torch.compile(function, fullgraph=True, backend=graphs), draw(2, 3, 4)
+    for axis in (0, 1, 2, -1, 0, 1):
+        torch.testing.assert_close(compiled(x, axis), function(x, axis))
+    assert graphs.count == 4
+
+
 def test_every_dimension_dynamic(graphs: Graphs) -> None:
     def raw(a: Tensor, b: Tensor) -> PyTree:
         return associative_scan(affine, (a, b), 1, reverse=True)
@@ -353,6 +366,23 @@ def test_operators_of_modules(graphs: Graphs, kind: str, fullgraph: bool) -> Non
         want = with_gradients(lambda x, f=factor: model(x, kind, f), (x,))
         torch.testing.assert_close(got, want)
     assert set(graphs.scans) == {1}  # one operation forward, one backward: not the eager engine's
+
+
+def test_transforms_inside_a_function_break_the_graph() -> None:
+    def combine(left: Tensor, right: Tensor) -> Tensor:
+        return torch.vmap(torch.add)(left, right)  # type: ignore[no-any-return]
+
+    def function(x: Tensor) -> Any:
+        return associative_scan(combine, x, 1)
+
+    torch._dynamo.reset()
+    x = draw(2, 5, 3).detach()
+    compiled = torch.compile(function, backend="eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), x.cumsum(1))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"or torch\.vmap"):
+        torch.compile(function, backend="eager", fullgraph=True)(x)
 
 
 @pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning")

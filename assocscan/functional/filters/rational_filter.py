@@ -10,7 +10,6 @@ so nothing is differentiated through the change of states (`lattice_states`).
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ from ...monoids.monoid import Monoid
 from ...runtime.batched_gradients import takes_batches, vmapped
 from ...torch_state import in_functorch_or_forward_mode, is_symbolic, is_tracked
 from ..argument_errors import named_scan
-from ..operands import is_readable
+from ..operands import carry_dtype, is_readable
 from .lattice_states import (
     EXACT_STATES,
     MOST_AT_ONCE_ON_GPUS,
@@ -35,9 +34,6 @@ from .walked_chunks import most_walked, walked
 
 # The order from which GPUs walk: lower ones take less time as a scan of matrices.
 LEAST_WALKED = {torch.float32: 5, torch.float64: 4, torch.complex64: 3, torch.complex128: 3}
-# Where the square of the size of D times the steps that are remembered is more than MOST_COARSE,
-# float32 has 10 and more times the errors of a loop.
-MOST_COARSE, LEAST_COARSE = 100.0, 100
 WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 FILTERED = {"xs": "x"}  # what the leaves of the scans were passed as
 
@@ -50,7 +46,7 @@ class Steps(NamedTuple):
     reverse: bool = False
     backend: str | None = None
     deterministic: bool | None = None
-    is_part: bool = False  # of a longer series: its state comes from before, or goes on
+    is_exact: bool = True  # whether float64 filters have states computed in twice the precision
 
     @property
     def backwards(self) -> Steps:
@@ -211,18 +207,8 @@ def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     axis = steps.axis
     if not any(is_symbolic(size) for size in x.shape) and x.numel() == 0:
         return torch.empty_like(x)
-    b, a = along(b, x, axis, 1), along(a, x, axis, 1)
-    found = states_of(b, a, steps)
-    if is_too_coarse(found, x, steps):
-        dtype, x = x.dtype, x.to(WIDER[x.dtype])
-        found = states_of(b.to(x.dtype), a.to(x.dtype), steps, is_exact=False)
-        return scanned(found, x, steps).to(dtype)
-    return scanned(found, x, steps)
-
-
-def scanned(found: States, x: Tensor, steps: Steps) -> Tensor:
-    """The response to x of states."""
-    axis, order = steps.axis, found[1].shape[-1]
+    order = a.shape[-1] - 1
+    found = states_of(along(b, x, axis, 1), along(a, x, axis, 1), x.dtype, steps)
     if is_walked(order, x, steps):
         states = [t.squeeze(axis) for t in found[1:]]
         return walked(states, x, axis, steps.reverse, steps.offsets, steps.backend)
@@ -240,40 +226,17 @@ def scanned(found: States, x: Tensor, steps: Steps) -> Tensor:
     return y
 
 
-def is_too_coarse(found: States, x: Tensor, steps: Steps) -> bool:
-    """Whether states of float32, where their values can be read, answer with far larger errors than
-    a loop.
+def states_of(b: Tensor, a: Tensor, dtype: torch.dtype, steps: Steps) -> States:
+    """The states of b and a, which have the dimensions of x and one more, of the coefficients.
+    dtype: that of x.
 
-    A rounding of D moves the poles by up to 2⁻²⁵ |D|, and each step of those that the filter
-    remembers adds this error. The roundings of a loop differ from step to step, and their sum is
-    that of the root of these steps. The states of the direct form have powers that grow.
+    On CPUs filters of float32 have states of float64. A rounded D acts in every step in the same
+    way, so that the amplitude changes by up to 5e-8 per step; a loop's roundings differ from step
+    to step.
     """
-    D, c = found[1], found[3]
-    order = D.shape[-1]
-    if (
-        x.dtype not in WIDER or (order == 1 and not x.is_complex())
-        or not is_readable(D, x) or runs_on_gpus(x, steps)
-    ):  # fmt: skip
-        return False
-    length = math.inf if steps.is_part else x.shape[steps.axis]
-    if length < LEAST_COARSE:
-        return False
-    if order > 1 and bool((c[..., -1] == 0.0).any()):  # so looks the direct form, and no other
-        return True
-    D = D.to(WIDER[x.dtype]).reshape(-1, order, order)
-    sizes = [max(map(abs, row)) for row in D.flatten(1).tolist()]
-    if not math.isfinite(sum(sizes)):
-        return False
-    # In Python: for one filter torch's operations would take longer than the scan of 1000 steps.
-    return any(
-        size**2 > MOST_COARSE * max(1 - max(abs(1 + p) for p in poles), 1 / length)
-        for size, poles in zip(sizes, torch.linalg.eigvals(D).tolist(), strict=True)
-    )
-
-
-def states_of(b: Tensor, a: Tensor, steps: Steps, is_exact: bool = True) -> States:
-    """The states of b and a, which have the dimensions of x and one more, of the coefficients."""
     order = a.shape[-1] - 1
+    if not runs_on_gpus(a, steps):
+        b, a = (t.to(WIDER.get(dtype, dtype)) for t in (b, a))
     # An element of all states is too large for the CUDA engine.
     backend = None if steps.backend == "cuda" else steps.backend
 
@@ -281,11 +244,21 @@ def states_of(b: Tensor, a: Tensor, steps: Steps, is_exact: bool = True) -> Stat
         found: States = named_scan(FILTERED, op, leaves, steps.axis, backend=backend)
         return found
 
-    if order > MOST_EXACT.get(a.dtype, 0) or not is_exact:
+    if order > MOST_EXACT.get(dtype, 0) or not steps.is_exact:
         return run(STATES, (b, a))
     if runs_on_gpus(a, steps) and order > MOST_AT_ONCE_ON_GPUS[a.dtype]:
         return exact_states_by_order(pad(b, (0, order + 1 - b.shape[-1])), a, run)
     return run(EXACT_STATES, (b, a))
+
+
+def working(x: Tensor, steps: Steps, has_states: bool) -> tuple[torch.dtype, Steps]:
+    """What x is converted to: float32 where it has 16 bits; on CPUs float64 or complex128 where a
+    state is given or wanted. The last state of a narrow filter is a difference of numbers much
+    larger than itself, and keeps no digit of a rounded y; the first one enters as such a sum."""
+    dtype = carry_dtype(x.dtype)
+    if not has_states or dtype not in WIDER or runs_on_gpus(x, steps):
+        return dtype, steps
+    return WIDER[dtype], steps._replace(is_exact=False)
 
 
 def runs_on_gpus(x: Tensor, steps: Steps) -> bool:
@@ -331,7 +304,8 @@ def _follow_first(left: SignedMap, right: SignedMap) -> SignedMap:
 
 
 def _leave_first(state: SignedMap, xs: tuple[Tensor, ...]) -> Tensor:
-    return xs[4] * xs[5] + xs[3] * state[2]
+    """In the dtype of x, which is narrower than that of the states on CPUs."""
+    return (xs[4] * xs[5] + xs[3] * state[2]).to(xs[5].dtype)
 
 
 def _enter(D: Tensor, g: Tensor, c: Tensor, first: Tensor, x: Tensor) -> Map:
@@ -346,7 +320,7 @@ def _follow(left: Map, right: Map) -> Map:
 
 
 def _leave(state: Map, xs: tuple[Tensor, ...]) -> Tensor:
-    return xs[3] * xs[4] + (xs[2] * state[1]).sum()
+    return (xs[3] * xs[4] + (xs[2] * state[1]).sum()).to(xs[4].dtype)
 
 
 # Exclusive scans: y[t] is made of the state before t and of x[t].

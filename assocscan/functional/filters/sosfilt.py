@@ -15,7 +15,7 @@ from ...monoids.leaf_checks import check_axis
 from ..operands import carry_dtype, checked_offsets, is_readable
 from .direct_form_states import final_state
 from .lfilter import check_same_device, check_tensors, filtered, where_scipy_has_them
-from .rational_filter import Steps
+from .rational_filter import Steps, working
 
 __all__ = ["sosfilt"]
 
@@ -84,11 +84,8 @@ def sosfilt(
     check_same_device(x, {"sos": sos}, zi)
     axis = check_axis(axis, x.shape, x.dim(), "x")
     check_sections(sos, x, axis)
-    steps = Steps(
-        axis, checked_offsets(offsets, x, axis), False, backend, deterministic,
-        is_part=is_wanted or zi is not None,
-    )  # fmt: skip
-    dtype, wide = x.dtype, carry_dtype(x.dtype)
+    steps = Steps(axis, checked_offsets(offsets, x, axis), False, backend, deterministic)
+    dtype, (wide, steps) = x.dtype, working(x, steps, is_wanted or zi is not None)
     sos, y = sos.to(wide), x.to(wide)
     before = None if zi is None else states_of_sections(zi, sos.shape[-2], y, steps)
     after = []
@@ -100,7 +97,9 @@ def sosfilt(
             b, a = b / a[..., :1], a / a[..., :1]
             after.append(final_state(b, a, entering, y, state, steps))
     y = y.to(dtype)
-    return (y, torch.stack(after, 0 if offsets is None else 1)) if is_wanted else y
+    if not is_wanted:
+        return y
+    return y, torch.stack(after, 0 if offsets is None else 1).to(carry_dtype(dtype))
 
 
 def states_of_sections(zi: Tensor, sections: int, x: Tensor, steps: Steps) -> list[Tensor]:

@@ -176,7 +176,7 @@ class OnePass(torch.autograd.Function):
         ctx.save_for_backward(*leaves)
         ctx.set_materialize_grads(False)
         found, ctx.states = windows.forward(leaves)
-        ys = tuple(found)
+        ys = tuple(y.data for y in found)  # torch refuses changes in place of a function's views
         ctx.mark_non_differentiable(*[y for y in ys if not y.is_floating_point()])
         return ys
 
