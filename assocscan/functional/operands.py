@@ -39,6 +39,19 @@ def carry_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
+# In which dtype a CPU computes what would lose digits in the tensor's own.
+WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+
+
+def runs_on_gpus(x: Tensor, backend: str | None) -> bool:
+    return backend in ("cuda", "triton") or (backend is None and x.is_cuda)
+
+
+def wide_on_cpus(x: Tensor, backend: str | None) -> torch.dtype:
+    """Float64 or complex128 where a CPU computes, else the dtype of x."""
+    return x.dtype if runs_on_gpus(x, backend) else WIDER.get(x.dtype, x.dtype)
+
+
 def check_operand(value: object, name: str) -> None:
     if not isinstance(value, NUMBERS):
         check_tensor(name, value, " or a number")

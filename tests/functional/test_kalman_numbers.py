@@ -192,6 +192,53 @@ def test_models(name: str, backend: str, dtype: torch.dtype) -> None:
     check(y, model, dtype, backend)
 
 
+def precise(late: bool) -> dict[str, Case]:
+    """Precise observations of states that were unknown before. late: the first 50 are missing."""
+    one, dt = torch.ones(1, 1, dtype=F64), 0.1
+    trend = matrix([1, 1], [0, 1])
+    moved = matrix([1, dt, dt * dt / 2], [0, 1, dt], [0, 0, 1])
+    found = {}
+    for name, F, q, R, P in (
+        ("trend, little noise", trend, [1e-6, 1e-7], 1e-6, 1.0),
+        ("trend, much noise", trend, [1e3, 1e2], 1e-6, 1.0),
+        ("acceleration", moved, [1e-8, 1e-8, 1e-4], 1e-6, 10.0),
+        ("position", one, [1e-2], 1e-3, 1e6),
+    ):
+        n = len(F)
+        Q, unit = torch.diag(torch.tensor(q, dtype=F64)), torch.eye(n, dtype=F64)
+        x, path = noise(n, seed=1), []
+        for step in noise(200, n, seed=2) @ Q.sqrt():
+            x = F @ x + step
+            path.append(x[:1])
+        y = torch.stack(path) + R**0.5 * noise(200, 1, seed=3)
+        y[: 50 if late else 0] = math.nan
+        found[name] = y, Model(F, first_of(n), Q, R * one, 0 * unit[0], P * unit)
+    return found
+
+
+@pytest.mark.thinned(4)
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("name", precise(False))
+def test_float32_is_as_exact_as_a_loop_on_cpus(name: str, late: bool, backend: str) -> None:
+    """Elements in float32 would lose all digits here; they are float64."""
+    y, model = precise(late)[name]
+    y, *rest = (t.float() for t in (y, *model))
+    wide = y.double(), Model(*(t.double() for t in rest))
+    exact, loop = filter_loop(*wide), filter_loop(y, Model(*rest))
+    smooth, smooth_loop = smoother_loop(*exact[:2], wide[1]), smoother_loop(*loop[:2], Model(*rest))
+    for _ in range(2):
+        found = kalman_filter(y, *rest, backend=backend)
+        both = rts_smoother(found.mean, found.covariance, rest[0], rest[2], backend=backend)
+        for got, of_loop, want in zip(
+            (*found, *both), (*loop, *smooth_loop), (*exact, *smooth), strict=True
+        ):
+            assert got.dtype == F32
+            size = want.abs().amax(0)
+            error, usual = (((t - want).abs() / size).max() for t in (got, of_loop))
+            assert error <= max(2 * usual, 5e-7), (error, usual)
+
+
 SMOOTH = (
     "AR(2)",
     "ARMA(1, 1)",

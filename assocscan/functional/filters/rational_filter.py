@@ -21,7 +21,7 @@ from ...monoids.monoid import Monoid
 from ...runtime.batched_gradients import takes_batches, vmapped
 from ...torch_state import in_functorch_or_forward_mode, is_symbolic, is_tracked
 from ..argument_errors import named_scan
-from ..operands import carry_dtype, is_readable
+from ..operands import WIDER, carry_dtype, is_readable, runs_on_gpus
 from .lattice_states import (
     EXACT_STATES,
     MOST_AT_ONCE_ON_GPUS,
@@ -34,7 +34,6 @@ from .walked_chunks import most_walked, walked
 
 # The order from which GPUs walk: lower ones take less time as a scan of matrices.
 LEAST_WALKED = {torch.float32: 5, torch.float64: 4, torch.complex64: 3, torch.complex128: 3}
-WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 FILTERED = {"xs": "x"}  # what the leaves of the scans were passed as
 
 
@@ -235,7 +234,7 @@ def states_of(b: Tensor, a: Tensor, dtype: torch.dtype, steps: Steps) -> States:
     to step.
     """
     order = a.shape[-1] - 1
-    if not runs_on_gpus(a, steps):
+    if not runs_on_gpus(a, steps.backend):
         b, a = (t.to(WIDER.get(dtype, dtype)) for t in (b, a))
     # An element of all states is too large for the CUDA engine.
     backend = None if steps.backend == "cuda" else steps.backend
@@ -246,7 +245,7 @@ def states_of(b: Tensor, a: Tensor, dtype: torch.dtype, steps: Steps) -> States:
 
     if order > MOST_EXACT.get(dtype, 0) or not steps.is_exact:
         return run(STATES, (b, a))
-    if runs_on_gpus(a, steps) and order > MOST_AT_ONCE_ON_GPUS[a.dtype]:
+    if runs_on_gpus(a, steps.backend) and order > MOST_AT_ONCE_ON_GPUS[a.dtype]:
         return exact_states_by_order(pad(b, (0, order + 1 - b.shape[-1])), a, run)
     return run(EXACT_STATES, (b, a))
 
@@ -256,19 +255,15 @@ def working(x: Tensor, steps: Steps, has_states: bool) -> tuple[torch.dtype, Ste
     state is given or wanted. The last state of a narrow filter is a difference of numbers much
     larger than itself, and keeps no digit of a rounded y; the first one enters as such a sum."""
     dtype = carry_dtype(x.dtype)
-    if not has_states or dtype not in WIDER or runs_on_gpus(x, steps):
+    if not has_states or dtype not in WIDER or runs_on_gpus(x, steps.backend):
         return dtype, steps
     return WIDER[dtype], steps._replace(is_exact=False)
-
-
-def runs_on_gpus(x: Tensor, steps: Steps) -> bool:
-    return steps.backend in ("cuda", "triton") or (steps.backend is None and x.is_cuda)
 
 
 def is_walked(order: int, x: Tensor, steps: Steps) -> bool:
     """Whether states are passed on from chunk to chunk, in place of a scan of matrices."""
     is_right = LEAST_WALKED[x.dtype] <= order <= most_walked(x.dtype)
-    return is_right and runs_on_gpus(x, steps)
+    return is_right and runs_on_gpus(x, steps.backend)
 
 
 def trimmed(b: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from ...errors import ScanTypeError, ScanValueError
 from ...monoids.call_errors import checked_call
 from ...torch_state import in_own_dtype
 from ..argument_errors import check_floats, check_mask, named_reduce, named_scan
-from ..operands import checked_offsets, expanded_elements
+from ..operands import checked_offsets, expanded_elements, wide_on_cpus
 from .elements import (
     DRIVEN_LIKELIHOOD,
     DRIVEN_STEP,
@@ -126,15 +126,15 @@ def kalman_filter(
 
     Numbers: R may be 0 or singular (exact observations, ARMA models), if the noise Q of the last n
     steps makes H P Hᵀ + R invertible; where it does not, results are NaN, also in early steps,
-    for which a wide `covariance` is enough in a loop. Errors are within ten times those of a loop
-    in Joseph's form for most models. In float32 they are larger after gaps of hundreds of steps, in
-    which variances grow to 10⁵ times that of the noise: such series want float64.
+    for which a wide `covariance` is enough in a loop. CPUs compute float32 filters in float64, and
+    errors are at most a loop's. On GPUs float32 is computed in float32: where observations are far
+    more precise than what was known before (small R; after gaps, at an unknown start), pass
+    float64, or up to all digits are lost.
 
     With `square_root`, covariances are exactly symmetric, and positive semidefinite but for the
-    rounding of their entries. Factors are computed in float64: in float32, covariances were as
-    exact as their entries where the greatest variance was 10⁸ times the least, and without it, or
-    in a loop, no digit may be right there. The eager engine scans the factors, whatever the
-    backend, in some 50 times the time. H Q[t] Hᵀ + R has to be invertible at every step.
+    rounding of their entries, also where the greatest variance is 10⁸ times the least. Factors are
+    computed in float64. The eager engine scans the factors, whatever the backend, in some 50 times
+    the time. H Q[t] Hᵀ + R has to be invertible at every step.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
@@ -152,7 +152,10 @@ def kalman_filter(
     """
     by_factors = flag("square_root", square_root)
     check_floats("y", y, F=F, H=H, Q=Q, R=R, mean=mean, covariance=covariance)
+    check_controls("y", y, controls, B)
     check_solvable("y", y)
+    dtype, wide = y.dtype, wide_on_cpus(y, backend)
+    y, F, H, Q, R, mean, covariance = (t.to(wide) for t in (y, F, H, Q, R, mean, covariance))
     batch, T, m = tuple(y.shape[:-2]), y.shape[-2], y.shape[-1]
     n = side("F", F)
     steps, model = (*batch, T), (F, H, Q, R, covariance)
@@ -167,7 +170,7 @@ def kalman_filter(
     mean = expanded_elements(mean, starts, (n,), "mean", of_state)
     covariance = expanded_elements(covariance, starts, (n, n), "covariance", of_state)
     first = edge_mask(steps, axis, False, sequences, y.device).expand(steps)
-    shift = shifts(controls, B, "y", y, first, n)
+    shift = shifts(controls, B, y, first, n)
     zero = y.new_zeros(())
     mask = None if observed is None else mask_of(observed, y)
     y0, H0, R0 = (at_starts(t, axis, sequences) for t in (y, H, R))
@@ -193,7 +196,7 @@ def kalman_filter(
     before = previous_state(means, mean, axis, False, sequences)
     known = previous_state(covariances, covariance, axis, False, sequences)
     total, rounding = named_reduce(FILTERED, likelihood, (*xs, before, known), -1, **engine)
-    return KalmanResult(means, covariances, total + rounding)
+    return KalmanResult(*(t.to(dtype) for t in (means, covariances, total + rounding)))
 
 
 # What the leaves of the scans were passed as.
@@ -218,19 +221,26 @@ def mask_of(observed: Tensor, y: Tensor) -> Tensor:
         ) from None
 
 
-def shifts(
-    controls: Tensor | None, B: Tensor | None, name: str, series: Tensor, first: Tensor, n: int
-) -> Tensor | None:
-    """B[t] controls[t] at each step of the series [..., T, n], which errors call `name`; 0 where
-    `first` is True, as no step leads there. None without controls."""
+def check_controls(name: str, series: Tensor, controls: Tensor | None, B: Tensor | None) -> None:
+    """Raise unless both or none are given, and have the dtype of the series, called `name`."""
     if controls is None and B is None:
-        return None
+        return
     if controls is None or B is None:
         missing = "controls" if controls is None else "B"
         raise ScanValueError(
             f"{missing} is missing: the model has B controls[t]; pass both or none"
         )
     check_floats(name, series, controls=controls, B=B)
+
+
+def shifts(
+    controls: Tensor | None, B: Tensor | None, series: Tensor, first: Tensor, n: int
+) -> Tensor | None:
+    """B[t] controls[t] at each step of the series [..., T, n], in its dtype; 0 where `first` is
+    True, as no step leads there. None without controls."""
+    if controls is None or B is None:
+        return None
+    controls, B = controls.to(series.dtype), B.to(series.dtype)
     if controls.dim() == 0 or controls.shape[-1] == 0:
         raise ScanValueError(
             f"controls has shape {list(controls.shape)}, expected [..., T, k] with k ≥ 1"

@@ -13,9 +13,9 @@ from ...engines.base.shifted_leaves import edge_mask
 from ...monoids.call_errors import checked_call
 from ...torch_state import in_own_dtype
 from ..argument_errors import check_floats, named_scan
-from ..operands import checked_offsets, expanded_elements
+from ..operands import checked_offsets, expanded_elements, wide_on_cpus
 from .elements import apply
-from .kalman_filter import check_solvable, shifts, side
+from .kalman_filter import check_controls, check_solvable, shifts, side
 
 __all__ = ["SmootherResult", "rts_smoother"]
 
@@ -67,11 +67,11 @@ def rts_smoother(
 
     Differentiable in all of them.
 
-    Numbers: where F P Fᵀ + Q is singular, as where observations are exact and Q is singular too,
-    noise of a few roundings is added so that the system can be solved. Going back, a step forgets
-    what the smoother knows of states that are all but exact: means keep about half their digits,
-    covariances may keep none (models of type ARMA). For such models use float64, and the
-    covariances of the filter.
+    Numbers: CPUs compute float32 in float64. Where F P Fᵀ + Q is singular, as where observations
+    are exact and Q is singular too, noise of a few roundings is added so that the system can be
+    solved. Going back, a step forgets what the smoother knows of states that are all but exact:
+    means keep about half their digits, covariances may keep none (models of type ARMA). For such
+    models use float64, and the covariances of the filter.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
@@ -85,15 +85,18 @@ def rts_smoother(
     of linear dynamic systems", AIAA Journal 3(8), 1965.
     """
     check_floats("mean", mean, F=F, Q=Q, covariance=covariance)
+    check_controls("mean", mean, controls, B)
     check_solvable("mean", mean)
     side("F", F), side("Q", Q)
+    dtype, wide = mean.dtype, wide_on_cpus(mean, backend)
+    mean, covariance, F, Q = (t.to(wide) for t in (mean, covariance, F, Q))
     batch, n = tuple(mean.shape[:-1]), mean.shape[-1]
     of_mean = {"n": "mean"}
     covariance = expanded_elements(covariance, batch, (n, n), "covariance", of_mean, in_time=True)
     axis = len(batch) - 1
     sequences = checked_offsets(offsets, mean, axis)
     first, last = (edge_mask(batch, axis, end, sequences, mean.device) for end in (False, True))
-    shift = shifts(controls, B, "mean", mean, first.expand(batch), n)
+    shift = shifts(controls, B, mean, first.expand(batch), n)
     for name, t in (("F", F), ("Q", Q)):
         expanded_elements(t, batch, (n, n), name, of_mean, in_time=True)
     F, Q = (leading_on(t, last).expand(*batch, n, n) for t in (F, Q))
@@ -109,7 +112,7 @@ def rts_smoother(
         SMOOTHED, ops.rts, xs, -1, reverse=True,
         offsets=sequences, backend=backend, deterministic=deterministic,
     )  # fmt: skip
-    return SmootherResult(*results)
+    return SmootherResult(*(t.to(dtype) for t in results))
 
 
 def leading_on(t: Tensor, last: Tensor) -> Tensor:
