@@ -63,7 +63,7 @@ def table() -> str:
     ours, theirs = (
         CPU.found("cumsum", c, shape="4 x 8192 x 512") for c in (OURS, "torch.cumsum")
     )  # fmt: skip
-    title = "the first row on two CPU cores (quantiles 0.2 – 0.8)"
+    title = "the first row on two CPU cores (in brackets: from the fast to the slow calls)"
     on_cpu = [title, f"{CPU.time(ours)} ms", f"`torch.cumsum` {digits(ms(theirs))} ms"]
     head = f"on one {gpu(GPU.environment)} | assocscan | others"
     return lines(head, [*map(cells, LINES), on_cpu])
@@ -89,9 +89,8 @@ def sources() -> str:
     text = (
         f"The GPU's times are of {dates[GPU]}, with {', '.join(named)}. {faster if count else ''}"
         f"The CPU's are of {dates[CPU]}, with torch {version(CPU.environment['torch'])}. "
-        "On the CPU `torch.cumsum` adds in float64, so its error is smaller; "
-        "`cumsum(x, compensated=True)` is [as exact](docs/how/numbers.md#long-sums), but slower "
-        "than what is timed here."
+        "On the CPU `torch.cumsum` adds in float64, so its error is smaller; our "
+        "`cumsum(x, compensated=True)` is [as exact, and slower](docs/how/numbers.md#long-sums)."
     )
     return paragraph(text)
 
