@@ -19,12 +19,16 @@ Triple = tuple[Tensor, Tensor, Tensor]
 
 
 def _weight(x: Tensor) -> Tensor:
-    return torch.where(x == -math.inf, 0.0, torch.ones_like(x))
+    """1; 0 where x is −∞, and NaN where it is NaN."""
+    return torch.where(x > -math.inf, torch.ones_like(x), torch.where(x == x, 0.0, x.detach()))
 
 
 def _rescale(old: Tensor, new: Tensor) -> Tensor:
-    """exp(old − new), 1 where both are the same infinity."""
-    return torch.exp(torch.where(old == new, 0.0, old - new))
+    """exp(old − new), 1 where both are the same infinity, or NaN as the weights then are.
+
+    Where they are equal and finite a 0 in place of the difference would have no derivative."""
+    gap = old - new
+    return torch.exp(torch.where(gap == gap, gap, 0.0))
 
 
 @monoid(identity=(-math.inf, 0.0), lift=lambda x: (x, _weight(x)))
