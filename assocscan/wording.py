@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,27 @@ def conversion(path: str, value: Any) -> str:
         return f": torch.as_tensor({path})"
     if hasattr(value, "__dlpack__"):
         return f": torch.from_dlpack({path})"
+    return ""
+
+
+def fitting_view(name: str, given: Sequence[int], shape: Sequence[int]) -> str:
+    """The end of the message for a tensor that does not broadcast to a shape: the view of it that
+    does, with dimensions of size 1 behind its own, or without one of its own. Else empty."""
+
+    def fits(view: Sequence[int]) -> bool:
+        return len(view) <= len(shape) and all(
+            n in (1, size) for n, size in zip(reversed(view), reversed(shape), strict=False)
+        )
+
+    for missing in range(len(shape) - len(given), 0, -1) if given else ():
+        view = (*given, *[1] * missing)
+        if fits(view):
+            call = "unsqueeze(-1)" if missing == 1 else f"view({', '.join(map(str, view))})"
+            along = "the last dimension" if missing == 1 else f"the last {missing} dimensions"
+            return f"; for the same values along {along} pass {name}.{call}, of shape {list(view)}"
+    for d in (d for d, n in enumerate(given) if n == 1):
+        if fits((*given[:d], *given[d + 1 :])):
+            return f"; pass {name}.squeeze({d})"
     return ""
 
 

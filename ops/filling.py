@@ -8,7 +8,7 @@ from assocscan.monoids.monoid import monoid
 Pair = tuple[Tensor, Tensor]
 
 
-@monoid(identity=(0.0, False), lift=lambda x, valid: (torch.where(valid, x, 0), valid))
+@monoid(identity=(0.0, False), lift=lambda x, valid: (torch.where(valid, x, False), valid))
 def last_valid(left: Pair, right: Pair) -> Pair:
     """The last valid value so far.
 

@@ -33,7 +33,7 @@ from ..trace.expected_structure import require_carry, require_function
 from ..trace.fx_trace import isolated
 from ..trace.trace_slices import trace_slices
 from ..trace.traced_monoid import TracedMonoid, untraced
-from ..wording import kind_of, no_final_of_empty, shown
+from ..wording import fitting_view, kind_of, no_final_of_empty, shown
 
 
 def bind(
@@ -355,7 +355,7 @@ def bind_carry(
     except RuntimeError:
         raise ScanValueError(
             f"{path} has shape {list(carry.shape)}, which does not broadcast to {list(full)}, "
-            f"{carry_in_words(call, leaf, xs)}"
+            f"{carry_in_words(call, leaf, xs)}{fitting_view(path, carry.shape, full)}"
         ) from None
 
 

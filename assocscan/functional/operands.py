@@ -12,7 +12,7 @@ from ..errors import AxisError, ScanTypeError, ScanValueError
 from ..monoids.leaf_checks import NUMBERS, check_axis, check_tensor
 from ..monoids.monoid import Monoid
 from ..torch_state import has_own_dispatch, needs_dispatcher
-from ..wording import shown
+from ..wording import fitting_view, shown
 
 Number = int | float | complex
 
@@ -110,22 +110,8 @@ def expanded(t: Tensor, x: Tensor, name: str, of: str | Callable[[], str] = "x")
         of = of if isinstance(of, str) else of()
         raise ScanValueError(
             f"{name} has shape {list(t.shape)}, which does not broadcast to that of {of}, "
-            f"{list(x.shape)}{last_dimensions(t, x, name)}"
+            f"{list(x.shape)}{fitting_view(name, t.shape, x.shape)}"
         ) from None
-
-
-def last_dimensions(t: Tensor, x: Tensor, name: str) -> str:
-    """The end of the message for `t` with the first dimensions of x, but not its last ones: the
-    view that broadcasts to x. Else empty."""
-    missing = x.dim() - t.dim()
-    if missing < 1 or t.dim() == 0:
-        return ""
-    view = (*t.shape, *[1] * missing)
-    if any(n not in (1, size) for n, size in zip(view, x.shape, strict=True)):
-        return ""
-    call = "unsqueeze(-1)" if missing == 1 else f"view({', '.join(map(str, view))})"
-    along = "the last dimension" if missing == 1 else f"the last {missing} dimensions"
-    return f"; for the same values along {along} pass {name}.{call}, of shape {list(view)}"
 
 
 def expanded_elements(

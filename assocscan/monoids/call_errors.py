@@ -89,11 +89,14 @@ def mistakes(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     parameters = list(inspect.signature(function).parameters.values())
     owner, _, method = function.__qualname__.rpartition(".")
     is_method = bool(owner) and "<locals>" not in owner
-    if is_method:
-        parameters, args = parameters[1:], args[1:]
     name = function.__qualname__ if is_method else function.__name__
     if method in ("__init__", "__new__"):
         name = owner
+    of_two = method == "__call__" and owner == "Monoid"
+    if of_two:
+        name = args[0].name
+    if is_method:
+        parameters, args = parameters[1:], args[1:]
     kinds = {p.kind for p in parameters}
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     named = [p.name for p in parameters if p.kind in _NAMED]
@@ -104,7 +107,9 @@ def mistakes(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     twice = {key: value for key, value in kwargs.items() if key in given}
     required = [p.name for p in parameters if p.kind in _NAMED and p.default is p.empty]
     passed = given | {key: value for key, value in kwargs.items() if key in named}
-    return described(name, parameters, required, passed, surplus, unknown, twice)
+    said = described(name, parameters, required, passed, surplus, unknown, twice)
+    scan = f". It combines two elements; a scan is associative_scan({name!r}, xs, axis)"
+    return f"{said}{scan}" if said and of_two else said
 
 
 def known_keywords(function: Function) -> Function:

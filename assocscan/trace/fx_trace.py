@@ -386,6 +386,7 @@ def failure(
     if text == _OF_CAT and not is_users(traceback.extract_tb(error.__traceback__)[-1].filename):
         text = "torch.cat joins tensors along a dimension, and these have none"
     text = text.partition(", but expected one of:")[0].replace("FakeTensor", "Tensor")
+    text = text.partition(". Use `tensor.item()`")[0]
     if type(error).__name__ in _BRANCHES or any(words in text for words in _BRANCH_WORDS):
         return TraceError(
             f"operator {name!r} branches on the value of a tensor{line}; use torch.where in place "

@@ -83,16 +83,17 @@ def test_as_in_pandas(limit: int) -> None:
         torch.testing.assert_close(found, want, equal_nan=True, rtol=0, atol=0)
 
 
-@pytest.mark.thinned(7)
 @pytest.mark.parametrize(
     "dtype", [torch.bool, torch.int8, torch.int64, torch.float16, torch.complex64], ids=str
 )
 def test_dtypes(dtype: torch.dtype) -> None:
+    """With a limit and without one."""
     x = torch.tensor([1, 0, 0, 0, 1, 0]).to(dtype)
     valid = torch.tensor([True, False, False, False, True, False])
-    y = forward_fill(x, valid, limit=2)
-    assert y.dtype == dtype
-    assert torch.equal(y, torch.tensor([1, 1, 1, 0, 1, 1]).to(dtype))
+    for limit, want in ((2, [1, 1, 1, 0, 1, 1]), (None, [1, 1, 1, 1, 1, 1])):
+        y = forward_fill(x, valid, limit=limit)
+        assert y.dtype == dtype
+        assert torch.equal(y, torch.tensor(want).to(dtype))
 
 
 def test_long_rows() -> None:

@@ -53,7 +53,8 @@ def lfilter(
         zi.movedim(axis, -1). Where `axis` is not the last dimension and the sizes happen to fit,
         scipy's layout raises no error and gives wrong values.
     return_final: also return the state after the last step, which is the `zi` of a next chunk. It
-        has K last, too: scipy's is state.movedim(-1, axis).
+        has K last, too: scipy's is state.movedim(-1, axis). scipy returns a state wherever `zi` is
+        given; here it is asked for.
     offsets: [S + 1] boundaries of S sequences packed along the axis; zi and the last state then
         have a leading S.
 
@@ -164,22 +165,27 @@ def check_tensors(coefficients: dict[str, Tensor], x: Tensor, zi: Tensor | None)
     for name, t in named.items():
         expected = carry_dtype(x.dtype) if name == "zi" else x.dtype
         if t.dtype not in (x.dtype, expected):
-            raise ScanTypeError(f"{name} has dtype {t.dtype}, but x has {x.dtype}; convert one")
+            raise ScanTypeError(
+                f"{name} has dtype {t.dtype}, but x has {x.dtype}; pass {name}.to(x.dtype), or "
+                f"x in {t.dtype}"
+            )
 
 
 def refuse_lists(coefficients: dict[str, Any], x: Tensor) -> None:
-    """Raise ScanTypeError for coefficients in lists or arrays, with the tensors to pass."""
+    """Raise ScanTypeError for coefficients in lists or arrays, or single numbers, with the tensors
+    to pass."""
     lists = {
-        name: "as_tensor" if is_of_numpy(given) else "tensor"
+        name: f"as_tensor({name}" if is_of_numpy(given)
+        else f"tensor({name}" if isinstance(given, (list, tuple)) else f"tensor([{given}]"
         for name, given in coefficients.items()
-        if isinstance(given, (list, tuple)) or is_of_numpy(given)
-    }
+        if isinstance(given, (list, tuple, int, float, complex)) or is_of_numpy(given)
+    }  # fmt: skip
     if not lists or not isinstance(x, Tensor):
         return
     kinds = [kind_of(coefficients[name]) for name in lists]
     seen = " and ".join(f"{name} is {kind}" for name, kind in zip(lists, kinds, strict=True))
     device = "" if x.device.type == "cpu" else ", device=x.device"
-    calls = [f"torch.{call}({name}, dtype=x.dtype{device})" for name, call in lists.items()]
+    calls = [f"torch.{call}, dtype=x.dtype{device})" for call in lists.values()]
     expected = "a tensor" if len(lists) == 1 else "tensors"
     raise ScanTypeError(f"{seen}, expected {expected}: {', '.join(calls)}")
 

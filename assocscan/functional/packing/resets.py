@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...errors import ScanValueError
 from ...torch_state import same_shape
+from ...wording import fitting_view
 from ..argument_errors import check_mask
 
 
@@ -34,6 +35,7 @@ def aligned_reset(reset: Tensor, x: Tensor, axis: int, of: str = "x") -> Tensor:
         raise ScanValueError(
             f"reset has shape {list(reset.shape)}, expected {list(leading)}, the sizes of {of} up "
             f"to axis {axis}, or one that broadcasts to {list(shape)}"
+            f"{fitting_view('reset', reset.shape, shape)}"
         ) from None
 
 

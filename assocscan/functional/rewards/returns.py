@@ -212,7 +212,7 @@ def advantage(dtype: torch.dtype) -> Lift:
     ) -> Element:
         kept = torch.where(done, 0.0, discount)
         delta = reward + kept * torch.where(done, 0.0, after) - value
-        return kept * decay, delta.to(dtype), done
+        return kept * torch.where(done, 0.0, decay), delta.to(dtype), done
 
     return lift
 
@@ -244,7 +244,8 @@ def advantage_or_cut(dtype: torch.dtype) -> Lift:
     ) -> Element:
         weight, after = torch.where(worthless, 0.0, discount), torch.where(worthless, 0.0, after)
         delta = reward + weight * after - value
-        return torch.where(stops, 0.0, discount) * decay, delta.to(dtype), stops
+        kept = torch.where(stops, 0.0, discount) * torch.where(stops, 0.0, decay)
+        return kept, delta.to(dtype), stops
 
     return lift
 
