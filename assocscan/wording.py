@@ -55,6 +55,8 @@ def kind_of(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return "a tensor"
     name = type(value).__name__
+    if name in ("SymFloat", "SymInt", "SymBool"):
+        return "a number (of item()?)"
     if name == "ndarray" and is_of_numpy(value):
         return "a NumPy ndarray"
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -1,8 +1,11 @@
 """Ready-made monoids: `from assocscan import ops; associative_scan(ops.affine, (a, b))`."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 if __name__ != "assocscan.ops":
     raise ImportError("import assocscan.ops, not ops: a second copy registers every operator twice")
 
+from assocscan.monoids.monoid import nearest as _nearest
 from assocscan.ops.arithmetic import prod, sum
 from assocscan.ops.automata import finite_state
 from assocscan.ops.boolean import all, any, xor
@@ -75,3 +78,10 @@ __all__ = [
 ]
 
 _complete_docstrings(globals()[name] for name in __all__)
+
+if not _TYPE_CHECKING:  # type checkers would take any name then
+
+    def __getattr__(name: str) -> object:
+        """Raise AttributeError for a name that is not here, with the nearest one that is."""
+        hint = "" if name.startswith("_") else _nearest(name, __all__)
+        raise AttributeError(f"assocscan.ops has no operator {name!r}{hint}")

@@ -155,8 +155,8 @@ def odd_one(values: Sequence[int]) -> tuple[int, int]:
 def undeclared(name: str) -> str:
     """The end of the message for a monoid of the user's that declares no element dimensions."""
     known = monoids().get(name)
-    if known is not None and known.origin[0].startswith(BUILT_IN):
-        return ""
+    if "(" in name or (known is not None and known.origin[0].startswith(BUILT_IN)):
+        return ""  # made by a combinator, or built in
     return (
         f", or declare the dimensions that belong to one element of {name!r}: element_ndim=(2, 1) "
         "for a matrix and a vector"

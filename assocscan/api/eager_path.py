@@ -126,9 +126,12 @@ def eager_scan(call: ScanCall) -> tuple[Tensors, Tensors]:
         if not is_missing(error):
             raise
         dtypes = ", ".join(str(t.dtype).removeprefix("torch.") for t in call.leaves)
+        remedy = "convert them first, to float32 or int64 for instance"
+        if any(t.is_complex() for t in call.leaves):
+            remedy = "complex numbers have no order, for instance: pass x.abs(), or x.real"
         raise ScanTypeError(
             f"torch has no operation that operator {call.operator.name!r} needs for leaves of "
-            f"({dtypes}): {error}; convert them first, to float32 or int64 for instance"
+            f"({dtypes}): {str(error).rstrip('.')}; {remedy}"
         ) from error
 
 

@@ -18,6 +18,7 @@ from ..api.reduce import reduce
 from ..errors import AssocScanError, ScanTypeError, ScanValueError
 from ..monoids.leaf_checks import check_tensor
 from ..monoids.leaf_names import LeafNames
+from ..wording import kind_of
 
 Names = Mapping[str, str] | LeafNames
 
@@ -95,9 +96,18 @@ def check_mask(name: str, value: object, x: torch.Tensor, of: str = "x") -> None
     check_devices(of, x, **{name: value})
 
 
+# Arguments of Kalman filters that are square matrices.
+MATRICES = ("F", "Q", "R", "covariance")
+
+
 def check_floats(name: str, series: torch.Tensor, **tensors: torch.Tensor) -> None:
     """All are tensors of one floating dtype, and the series [..., T, n] has a step."""
-    for key, t in {name: series, **tensors}.items():
+    given: dict[str, Any] = {name: series, **tensors}
+    for key, t in given.items():
+        if key in MATRICES and isinstance(t, (int, float)):
+            raise ScanTypeError(
+                f"{key} is {kind_of(t)}, expected a tensor: {t} * torch.eye(n, dtype={name}.dtype)"
+            )
         check_tensor(key, t)
     check_devices(name, series, **tensors)
     if not series.is_floating_point():

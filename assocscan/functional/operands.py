@@ -135,20 +135,30 @@ def expanded_elements(
     except RuntimeError:
         raise ScanValueError(
             f"{name} has shape {list(t.shape)}, expected "
-            f"{expected_elements(batch, element, sizes, in_time)}"
+            f"{expected_elements(batch, element, sizes, in_time, name)}"
+            f"{of_each_series(t, batch, element, name) if in_time else ''}"
         ) from None
 
 
+def of_each_series(t: Tensor, batch: tuple[int, ...], element: tuple[int, ...], name: str) -> str:
+    """The end of the message for elements of each series, which lack the dimension of time."""
+    if len(batch) < 2 or tuple(t.shape) != (*batch[:-1], *element):
+        return ""
+    return f"; for one of each series pass {name}.unsqueeze({-len(element) - 1})"
+
+
 def expected_elements(
-    batch: tuple[int, ...], element: tuple[int, ...], sizes: Mapping[str, str], in_time: bool
-) -> str:
-    """`[2, 2] ([n, n] with n = 2 from F), or [9, 2, 2] ([T, n, n], one for each step)`."""
+    batch: tuple[int, ...], element: tuple[int, ...], sizes: Mapping[str, str], in_time: bool,
+    name: str,
+) -> str:  # fmt: skip
+    """`[2, 2] ([n, n] with n = 2 from F), or [9, 2, 2] ([T, n, n], one for each step)`, of the
+    argument called `name`."""
     letters = [*sizes] * (len(element) if len(sizes) == 1 else 1)
     named = ", ".join(letters)
     known = " and ".join(
         f"{letter} = {size} from {sizes[letter]}"
         for letter, size in dict(zip(letters, element, strict=True)).items()
-        if sizes[letter]
+        if sizes[letter] not in ("", name)
     )
     said = f"{list(element)} ([{named}]{f' with {known}' * bool(known)})"
     if in_time:

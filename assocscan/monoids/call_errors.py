@@ -108,8 +108,12 @@ def mistakes(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     required = [p.name for p in parameters if p.kind in _NAMED and p.default is p.empty]
     passed = given | {key: value for key, value in kwargs.items() if key in named}
     said = described(name, parameters, required, passed, surplus, unknown, twice)
-    scan = f". It combines two elements; a scan is associative_scan({name!r}, xs, axis)"
-    return f"{said}{scan}" if said and of_two else said
+    return f"{said}. {of_scans(name)}" if said and of_two else said
+
+
+def of_scans(name: str) -> str:
+    """What an error of a direct call of a monoid adds: a scan may have been meant."""
+    return f"It combines two elements; a scan is associative_scan({name!r}, xs, axis)"
 
 
 def known_keywords(function: Function) -> Function:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import AssocScanError, ScanValueError
+from ..errors import AssocScanError, ScanTypeError, ScanValueError
 from ..program.operator import Leaf
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 from ..trace.expected_structure import require_state
@@ -20,6 +20,7 @@ from ..trace.fx_trace import SQUARE, failure, isolated, not_square
 from ..trace.signatures import positional_count
 from ..trace.traced_monoid import lifted
 from .batch_mapping import map_elements
+from .call_errors import of_scans
 from .leaf_checks import NUMBERS, check_tensor
 
 if TYPE_CHECKING:
@@ -32,8 +33,11 @@ def combine_states(monoid: Monoid, left: Any, right: Any) -> Any:
     """left ∘ right, in the structure of `left`."""
     first, spec = flatten(left)
     tree = template(spec)
-    require_state(monoid, tree, "left")
-    require_state(monoid, template(flatten(right)[1]), "right")
+    try:
+        require_state(monoid, tree, "left")
+        require_state(monoid, template(flatten(right)[1]), "right")
+    except ScanTypeError as error:
+        raise ScanTypeError(f"{error}. {of_scans(monoid.name)}") from None
     values = [*first, *align(tree, right, "right")]
     paths = [*leaf_paths(spec, "left"), *leaf_paths(spec, "right")]
     tensors = as_tensors(paths, values)

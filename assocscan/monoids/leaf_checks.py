@@ -131,8 +131,8 @@ def check_axis(axis: Any, shape: Sequence[int], ndim: int, name: str) -> int:
         hint += f" (the last {plural} not counted"
         hint += f": pass axis={axis + inner})" if -ndim <= axis + inner < 0 and ndim > 1 else ")"
     raise AxisError(
-        f"axis {axis} is out of range for {name} of shape {list(shape)}, which has {ndim} batch "
-        f"dimension{'s' * (ndim != 1)}{hint}"
+        f"axis {axis} is out of range for {name} of shape {list(shape)}, which has {ndim} "
+        f"{'batch ' * (inner > 0)}dimension{'s' * (ndim != 1)}{hint}"
     )
 
 

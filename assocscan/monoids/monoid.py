@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -425,8 +425,13 @@ def resolve(name: str) -> Monoid:
         found = _REGISTRY.get(name)
         known = list(_REGISTRY)
     if found is None:
-        elsewhere = OPERATORS.get(name)
-        near = [elsewhere] if elsewhere else difflib.get_close_matches(name, known, 1, 0.0)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ScanValueError(f"no monoid is registered as {name!r}{hint}")
+        raise ScanValueError(f"no monoid is registered as {name!r}{nearest(name, known)}")
     return found
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of the message for a name that no operator has."""
+    right = OPERATORS.get(name)
+    if right is None:
+        right = next(iter(difflib.get_close_matches(name, known, 1, 0.0)), "")
+    return f"; did you mean {right!r}?" if right else ""

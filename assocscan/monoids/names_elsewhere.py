@@ -12,8 +12,9 @@ RENAMED: dict[str, tuple[str, ...]] = {
         # torch, NumPy, JAX
         "dim": ("axis", "features", "channels", "width"),
         "elems operand": ("xs", "x"),
-        "input inputs arr array tensor data": ("x", "xs", "b"),
+        "input inputs arr array tensor data x": ("x", "xs", "b"),
         "fn f func function combine_fn operator": ("op", "combine"),
+        "unit neutral zero": ("identity",),
         "initial h0 hx hidden carry initial_state initial_states": ("init", "state"),
         "init": ("state", "bootstrap", "initial"),
         "state": ("init",),
@@ -39,7 +40,7 @@ RENAMED: dict[str, tuple[str, ...]] = {
         "dt_max": ("max_step",),
         "dt": ("delta",),
         # recurrences
-        "gates coefficients": ("a",),
+        "gates coefficients decay": ("a",),
         "tokens": ("b",),
         # reinforcement learning
         "gamma": ("discount",),
@@ -83,6 +84,8 @@ _OF_LENGTHS = Instead(
     "offsets",
 )
 INSTEAD: dict[str, Instead] = {
+    "missing": Instead("pass valid=~missing", "valid"),
+    "mask": Instead("pass valid=mask, True where x counts", "valid"),
     "combine_mode": Instead("every operator is taken, pointwise or not: leave it out"),
     "exclusive": Instead("pass inclusive=False for an exclusive scan", "inclusive"),
     "inclusive": Instead("h before each step is torch.roll(h, 1, axis), with init first", "b"),
@@ -164,6 +167,11 @@ OPERATORS = {
     "bitwise_xor": "xor",
     "logical_and": "all",
     "logical_or": "any",
+    "average": "mean",
+    "var": "welford",
+    "variance": "welford",
+    "std": "welford",
+    "median": "",  # has no operator: elements would grow
 }
 
 
@@ -184,8 +192,10 @@ def advice_on_resets(known: Sequence[str]) -> str:
         )
     if "reset" in known:
         return "pass reset=…, a mask of the steps with which the scan starts afresh"
-    call = "associative_scan(segmented(op), (xs, reset))"
-    said = f"a scan that starts afresh where a mask is True is {call}"
-    if "offsets" in known:
-        said += "; of sequences of known lengths pass the boundaries as offsets="
-    return said
+    said = (
+        "a scan that starts afresh where a mask is True is "
+        "associative_scan(segmented(op), (xs, reset)), for an operator"
+    )
+    if "offsets" not in known:
+        return said
+    return f"pass the boundaries of the stretches as offsets=; {said}"

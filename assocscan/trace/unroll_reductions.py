@@ -96,7 +96,9 @@ class Unroll:
 
     def whole(self, node: Node, x: Any, dim: Any, name: str) -> Sym:
         if dim is not None:
-            raise UnsupportedOperation(f"{node.target} with indices cannot be generated")
+            raise UnsupportedOperation(
+                f"{node.target} with indices cannot be generated; use amax or amin for values alone"
+            )
         return self.reduce(node, x, None, False, self.folding(name, x.dtype), None)
 
     def op_max(self, node: Node, x: Any, dim: Any = None, *_: Any) -> Sym:

@@ -30,7 +30,7 @@ def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int | None]]:
             chunks.append(chunk)
         return chunk
 
-    monkeypatch.setattr(rational_filter, "runs_on_gpus", lambda x, steps: steps.backend is None)
+    monkeypatch.setattr(rational_filter, "runs_on_gpus", lambda x, backend: backend is None)
     monkeypatch.setattr(rational_filter, "LEAST_WALKED", dict.fromkeys(DTYPES, 2))
     monkeypatch.setattr(walked_chunks, "LEAST_CHUNK", 8)
     monkeypatch.setattr(walked_chunks, "chunk_length", noted)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...api.flags_and_backends import flag
+from ...api.flags_and_backends import checked_backend, flag
 from ...api.tensor_subclasses import overridable, takes_parts
 from ...engines.base.shifted_leaves import carry_shape, edge_mask, previous_state
 from ...errors import ScanTypeError, ScanValueError
@@ -152,6 +152,7 @@ def kalman_filter(
     IEEE Transactions on Automatic Control 66(1), 2021; J. Durbin and S. J. Koopman, "Time Series
     Analysis by State Space Methods", 2nd ed., 2012, sections 4.3, 4.10 and 7.2.
     """
+    checked_backend(backend, deterministic)
     by_factors = flag("square_root", square_root)
     check_floats("y", y, F=F, H=H, Q=Q, R=R, mean=mean, covariance=covariance)
     check_controls("y", y, controls, B)

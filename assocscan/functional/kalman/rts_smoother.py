@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
+from ...api.flags_and_backends import checked_backend
 from ...api.tensor_subclasses import overridable, takes_parts
 from ...engines.base.shifted_leaves import edge_mask
 from ...monoids.call_errors import checked_call
@@ -84,6 +85,7 @@ def rts_smoother(
     Source: as `kalman_filter`; H. E. Rauch, F. Tung, C. T. Striebel, "Maximum likelihood estimates
     of linear dynamic systems", AIAA Journal 3(8), 1965.
     """
+    checked_backend(backend, deterministic)
     check_floats("mean", mean, F=F, Q=Q, covariance=covariance)
     check_controls("mean", mean, controls, B)
     check_solvable("mean", mean)

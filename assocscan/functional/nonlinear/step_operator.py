@@ -290,7 +290,7 @@ def traced(
 
 
 UNNAMED = "operator ''"  # what an error of a trace begins with
-OF_SHAPES = ("shape", "size", "dimension")
+OF_SHAPES = ("shape", "size", "dimension", "0-d tensor")
 
 
 def in_words_of_steps(text: str, who: str) -> str:

@@ -138,7 +138,7 @@ def from_padded(x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     if x.dim() < 2 or x.shape[0] != lengths.shape[0]:
         raise ScanValueError(
             f"x has shape {list(x.shape)} and lengths {list(lengths.shape)}, expected "
-            "[S, longest, …] and [S]"
+            "[S, longest, …] and [S]; of offsets, lengths are assocscan.lengths_of(offsets)"
         )
     longest = x.shape[1]
     read = lengths.detach().to("cpu", torch.int64)
