@@ -359,3 +359,18 @@ def test_a_ratio_that_overflows() -> None:
         targets, advantages = vtrace(ratios, one, one, end, 0.5, clip_rho=float("inf"))
         assert targets.tolist() == [float("inf"), 1.0]
         assert advantages.tolist() == [float("inf"), 0.0]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+def test_what_weighs_the_next_episode_is_not_read(backend: str) -> None:
+    """NaN in λ, or an infinite c, at the last step of an episode."""
+    ones, value = torch.ones(5), torch.ones(())
+    done = torch.tensor([False, False, True, False, False])
+    decay = torch.where(done, torch.nan, 0.5)
+    ratios = torch.where(done, 100.0, 0.0)
+    for _ in range(2):
+        found = gae(ones, ones, value, 0.9, decay, done, backend=backend)
+        torch.testing.assert_close(found, gae(ones, ones, value, 0.9, 0.5, done, backend=backend))
+        wide = vtrace(ratios, ones, ones, value, 0.9, done, clip_c=math.inf, backend=backend)
+        usual = vtrace(ratios, ones, ones, value, 0.9, done, clip_c=1.0, backend=backend)
+        torch.testing.assert_close(wide, usual)

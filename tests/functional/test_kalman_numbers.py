@@ -353,3 +353,21 @@ def test_gradients_of_smoothers() -> None:
         return smoother_loop(m, P, exact[1]._replace(F=F, Q=Q))
 
     torch.testing.assert_close(smoothed_of(rts_smoother), smoothed_of(loop))
+
+
+@pytest.mark.parametrize("square_root", [False, True])
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+def test_the_smoother_of_an_exactly_observed_arma(backend: str, square_root: bool) -> None:
+    """Products of gains grow by 1e50, as the noise of the moving average runs backwards."""
+    F = matrix([1.2, -0.5, 0.2], [1, 0, 0], [0, 1, 0])
+    H, Q, none = matrix([1, 0.5, 0.3]), torch.diag(torch.tensor([1.0, 0, 0], dtype=F64)), F[:1, 0]
+    x, y = none.expand(3) * 0, []
+    for shock in noise(200):
+        x = F @ x + Q[0] * shock
+        y.append(H @ x)
+    model = Model(F, H, Q, 0 * Q[:1, :1], 0 * x, torch.eye(3, dtype=F64))
+    found = kalman_filter(torch.stack(y), *model, square_root=square_root, backend=backend)
+    mean = rts_smoother(found.mean, found.covariance, F, Q, backend=backend).mean
+    torch.testing.assert_close(mean @ H.mT, torch.stack(y), rtol=0, atol=1e-6)
+    # The start is forgotten, and what is known is not smoothed.
+    torch.testing.assert_close(mean[50:], found.mean[50:], rtol=0, atol=1e-6)

@@ -68,11 +68,11 @@ def rts_smoother(
 
     Differentiable in all of them.
 
-    Numbers: CPUs compute float32 in float64. Where F P Fᵀ + Q is singular, as where observations
-    are exact and Q is singular too, noise of a few roundings is added so that the system can be
-    solved. Going back, a step forgets what the smoother knows of states that are all but exact:
-    means keep about half their digits, covariances may keep none (models of type ARMA). For such
-    models use float64, and the covariances of the filter.
+    Numbers: CPUs compute float32 in float64. Where observations are exact and Q is singular
+    (models of type ARMA), the gains of a loop may grow without bound, and make large numbers of
+    roundings. Here variances count as at least those of some roundings: means keep about half their
+    digits, covariances may keep none. For such models use float64, and the covariances of the
+    filter.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
@@ -102,19 +102,21 @@ def rts_smoother(
     for name, t in (("F", F), ("Q", Q)):
         expanded_elements(t, batch, (n, n), name, of_mean, in_time=True)
     F, Q = (leading_on(t, last).expand(*batch, n, n) for t in (F, Q))
-    gain = torch.linalg.solve_ex(regular(F @ covariance @ F.mT + Q), F @ covariance)[0].mT
+    gain = torch.linalg.solve_ex(regular(F @ covariance @ F.mT + Q, mean), F @ covariance)[0].mT
     gain = torch.where(last[..., None, None], 0, gain)
     predicted = apply(F, mean)
     if shift is not None:
         predicted = predicted + shift.roll(-1, -2)
-    rest = mean - apply(gain, predicted)
+    # Of the distance from the filter's mean: where observations are exact, products of gains may
+    # grow without bound beside means that do not, and this distance is 0.
+    surprise = torch.where(last.unsqueeze(-1), 0.0, mean.roll(-1, -2) - predicted)
     spread = covariance - gain @ F @ covariance
-    xs = gain, rest, spread
-    results = named_scan(
+    xs = gain, apply(gain, surprise), spread
+    distance, smoothed = named_scan(
         SMOOTHED, ops.rts, xs, -1, reverse=True,
         offsets=sequences, backend=backend, deterministic=deterministic,
     )  # fmt: skip
-    return SmootherResult(*(t.to(dtype) for t in results))
+    return SmootherResult((mean + distance).to(dtype), smoothed.to(dtype))
 
 
 def leading_on(t: Tensor, last: Tensor) -> Tensor:
@@ -126,17 +128,29 @@ def leading_on(t: Tensor, last: Tensor) -> Tensor:
     return torch.where(last[..., None, None], unit, t.roll(-1, -3))
 
 
-def regular(S: Tensor) -> Tensor:
-    """S, a covariance; with a little noise added where it has no inverse.
+def regular(S: Tensor, mean: Tensor) -> Tensor:
+    """S [..., T, n, n], covariances, with a little noise where they have no inverse or where the
+    means [..., T, n] are not known as exactly as S says.
 
     As where observations are exact and Q is singular too: S G = F P then has several solutions, any
-    of which gives the same result, and the noise chooses a small one.
+    of which gives the same result, and the noise chooses a small one. Gains between states that are
+    all but exact grow going back, and make large numbers of the roundings of means. So variances
+    count as at least those of some roundings of a mean; and if variances fall to the roundings of
+    earlier ones, as at least these.
     """
-    n, variances = S.shape[-1], S.detach().diagonal(0, -2, -1)
+    n, S_ = S.shape[-1], S.detach()
+    variances, exact = S_.diagonal(0, -2, -1), torch.finfo(torch.float64).eps
     noise = 4 * n * torch.finfo(S.dtype).eps * variances
-    noise = torch.diag_embed(torch.where(variances > 0, noise, 1.0))
-    singular = torch.linalg.cholesky_ex(S.detach() - noise)[1] > 0
-    return S + torch.where(singular[..., None, None], noise, 0.0)
+    noise = torch.where(variances > 0, noise, 1.0)
+    singular = torch.linalg.cholesky_ex(S_ - torch.diag_embed(noise))[1] > 0
+    floor = (100 * exact * mean.detach().abs().amax(-2, keepdim=True)) ** 2
+    rounding = 4 * n * exact * variances.amax(-2, keepdim=True)
+    doubtful = singular | (variances < rounding).any(-1)
+    floor = torch.where(
+        doubtful.any(-1, keepdim=True).unsqueeze(-1), torch.maximum(floor, rounding), floor
+    ).nan_to_num(0.0, 0.0, 0.0)
+    more = torch.where(singular.unsqueeze(-1), noise, 0.0) + floor
+    return S + torch.diag_embed(more)
 
 
 # What the first leaf of the scan, which is computed from all arguments, was passed as.

@@ -172,7 +172,8 @@ def entering(dtype: torch.dtype) -> Lift:
     ) -> Element:  # fmt: skip
         delta = surprise(reward, value, after, discount, worthless)
         rho, c = clipped(log_ratio, log_rho), clipped(log_ratio, log_c)
-        return torch.where(stops, 0.0, discount) * c, (rho * delta).to(dtype), stops
+        kept = torch.where(stops, 0.0, discount) * torch.where(stops, 0.0, c)  # c may be infinite
+        return kept, (rho * delta).to(dtype), stops
 
     return lift
 
@@ -186,7 +187,7 @@ def leaving(dtype: torch.dtype) -> Callable[..., tuple[Tensor, Tensor]]:
         kept, difference = torch.where(stops, 0.0, discount), torch.where(stops, 0.0, state[1])
         rho, c = clipped(log_ratio, log_rho), clipped(log_ratio, log_c)
         base = surprise(reward, value, after, discount, worthless)
-        target = value + (rho * base + kept * c * difference)
+        target = value + (rho * base + kept * torch.where(stops, 0.0, c) * difference)
         return target.to(dtype), (rho * (base + kept * difference)).to(dtype)
 
     return lower
