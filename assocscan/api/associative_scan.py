@@ -187,9 +187,9 @@ def associative_scan(
     (tensor([3.0000, 2.5000]), tensor(2.5000))
 
     op: a `Monoid`, the name of a registered one, or a callable f(left, right) on pytrees of slices.
-        A slice has all dimensions of its leaf, `axis` with any number of steps among them: f
-        combines many pairs at once, as in JAX. One that is written for a single pair is decorated
-        with `torch.vmap` where axis is 0, or made a Monoid, which is compiled.
+        A plain callable combines many pairs at once: left and right are slices of xs, with all
+        dimensions of their leaves and any number of steps along `axis`. A Monoid is written for one
+        pair of elements; make one of a function that is not right for slices, too.
     xs: a pytree of dense tensors with the same size along `axis`. Leaves of a Monoid have the same
         number of batch dimensions and broadcast on all of them but `axis`; leaves of a plain
         callable may have different numbers of dimensions. Or jagged nested tensors

@@ -138,12 +138,12 @@ def linear_recurrence(
     return_final: True: also return the last state; "only": it alone. The states before each step,
         h[t−1], are torch.roll(h, 1, axis) with init in the place of the first one.
     reset: a mask of the steps with which the recurrence starts afresh: there h[t] = b[t], whatever
-        a[t] and the state before are, be they NaN. It has the dimensions of b up to the axis,
-        [B, L] for b [B, L, D], or else it broadcasts to the shape of b. init enters the first step
+        a[t] and the state before are, be they NaN. For b [B, L, D] it is [B, L], [L, 1] for the
+        same steps in all rows, or another shape that broadcasts to b. init enters the first step
         unless that is marked. Not together with offsets.
     offsets: [S + 1] boundaries of S sequences packed along the axis. The last state then has a
-        leading S, and so has init, unless all sequences begin alike: for b [B, L, D] an init of
-        [B, D] is that of all, also where S is B.
+        leading S: [S, B, D] for b [B, L, D]. init has that shape, or [B, D] for all sequences
+        alike: a shape of two dimensions is read as [B, D] even if S equals B.
 
     >>> reset = torch.tensor([False, False, True, False])
     >>> assocscan.linear_recurrence(0.5, b, axis=0, reset=reset)

@@ -234,9 +234,11 @@ class Monoid:
         operator may saturate.
 
         `like` gives example leaves of xs (dtypes and element shapes; default as in `source`), such
-        as (torch.eye(3), torch.zeros(3)); their values do not matter. `samples` is a count, or
-        valid states in the structure of the operator's element, with one leading dimension. The
-        tolerance scales with dtype and magnitude. Raises MonoidError with the counterexample.
+        as (torch.eye(3), torch.zeros(3)); their values do not matter. `samples` is how many random
+        states are drawn, or the states themselves, where not every number is possible (weights
+        that are not negative): in the structure of what combine takes, after `lift`, with one
+        leading dimension. The tolerance scales with dtype and magnitude. Raises MonoidError with
+        the counterexample.
 
         How errors grow in long scans, `assocscan.testing.error_growth` says.
 
@@ -340,7 +342,7 @@ def monoid(fn: Any = None, **options: Any) -> Any:
 
     identity: a pytree of numbers or of tensors of the element's shape. A number stands for a whole
         vector or matrix: 1.0 is a matrix of ones, and what `@` needs is torch.eye. Or a callable
-        that makes the pytree from the shapes of one element, such as
+        that makes the pytree from the shapes of one state (after `lift`), such as
         lambda A, b: (torch.eye(A[-1]), torch.zeros(b)). It gets one argument for each top-level
         entry, always by position: of a dict in the order in which xs has its keys. ±inf saturates
         for integers and bool.
@@ -351,8 +353,9 @@ def monoid(fn: Any = None, **options: Any) -> Any:
     lift, lower: fused maps before and after the scan: lift(*xs) (lift(xs) where xs is not a tuple
         or list) makes a state of the inputs at t; lower(state) makes the output, or lower(state,
         xs) if it requires two positional arguments.
-    adjoint: (M, element), a hand-written derivative: element(y_t, x_next, g_t) makes an element of
-        the monoid M whose reverse scan, lowered, is the state's cotangent.
+    adjoint: (M, element), a hand-written derivative. With g[t] the gradient of the loss in the
+        output y[t] alone, element(y[t], x[t+1], g[t]) is an element of the monoid M, and the scan
+        of these elements by M from the end, after its `lower`, gives the whole gradient in y[t].
 
     Numbers that the functions see (closures, globals, attributes, entries) are read at every call;
     a new value is traced and compiled anew. Tensors are refused: pass them as leaves of xs.

@@ -68,7 +68,8 @@ def discounted_returns(
     make the result float32). Differentiable in all but `done` and `truncated`.
 
     With `offsets` [S + 1], the boundaries of S sequences packed along the axis, `bootstrap` has a
-    leading S.
+    leading S: [S, B] for rewards [B, L]. One without it is that of all sequences alike: [B], even
+    if S equals B.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
@@ -143,7 +144,7 @@ def gae(
         Then next_values[t] enters δ[t] in the place of values[t+1], and A[t] = δ[t].
     next_values: in the shape of the rewards; read only where truncated is True.
     offsets: [S + 1] boundaries of S sequences packed along the axis; bootstrap then has a
-        leading S.
+        leading S, or is that of all sequences alike: a [B] is read as such even if S equals B.
 
     Tensors of other shapes broadcast to these. Ends and cuts are those of `discounted_returns`.
 

@@ -96,8 +96,8 @@ def windowed(
     1. A plain function that captures a tensor runs eagerly.
 
     Cost per element: that of about two scans and one more combination, for any width. On the CPU
-    one kernel does it all, unless the rows and channels have fewer than 8 to 16 blocks of `width`
-    steps together; there and elsewhere the states of one scan are written, moved and read.
+    one kernel does it all; only where x is small beside the width (fewer than 8 to 16 blocks of
+    `width` steps in all rows and channels) are the states of one scan written, moved and read.
 
     Source: M. van Herk, "A fast algorithm for local minimum and maximum filters on rectangular and
     octagonal kernels", Pattern Recognition Letters 13(7), 1992.
