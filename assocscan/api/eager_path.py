@@ -126,7 +126,8 @@ def eager_scan(call: ScanCall) -> tuple[Tensors, Tensors]:
         if not is_missing(error):
             raise
         dtypes = ", ".join(str(t.dtype).removeprefix("torch.") for t in call.leaves)
-        remedy = "convert them first, to float32 or int64 for instance"
+        floats = any(t.is_floating_point() for t in call.leaves)
+        remedy = f"convert them first, to {'int64' if floats else 'float32'} for instance"
         if any(t.is_complex() for t in call.leaves):
             remedy = "complex numbers have no order, for instance: pass x.abs(), or x.real"
         raise ScanTypeError(

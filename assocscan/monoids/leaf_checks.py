@@ -43,6 +43,8 @@ def refuse_number(path: str, value: Any, leaves: list[Any], paths: list[str]) ->
     pairs = zip(paths, leaves, strict=True)
     other = next((p for p, t in pairs if isinstance(t, torch.Tensor)), None)
     remedy = conversion(path, value)
+    if other is None and len(leaves) > 1 and path.endswith("[0]"):
+        remedy = f": torch.tensor({path.removesuffix('[0]')})"
     if other is not None:
         remedy = f": torch.full_like({other}, {value})"
     if other is not None and len(leaves) == 2 and leaves[0] is value:

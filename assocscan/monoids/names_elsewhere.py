@@ -144,7 +144,7 @@ OF_WINDOWS = {
     "window": "the number of steps is width",
     "window_size": "the number of steps is width",
     "min_periods": (
-        "leave it out, and put NaN where windowed(ops.count, ~x.isnan(), width) is below "
+        "leave it out, and put NaN where windowed(ops.count, ~x.isnan(), width, axis) is below "
         "min_periods: docs/windows.md shows how"
     ),
     "center": "leave it out, and move the results: docs/windows.md shows how",

@@ -92,6 +92,8 @@ def promoted_dtype(
     rewards: Tensor, others: Sequence[Tensor | float | None], bootstrap: Tensor | None
 ) -> torch.dtype:
     """The dtype of the result, as that of a linear recurrence whose init is the bootstrap."""
+    if bootstrap is not None and bootstrap.dtype == torch.bool:
+        raise ScanTypeError("bootstrap is a mask of bool, expected values; done is passed by name")
     dtype = rewards.dtype
     for value in others:
         dtype = joined(dtype, value)

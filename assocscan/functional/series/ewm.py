@@ -83,9 +83,18 @@ def ewm_mean(
     Source: D. H. D. West, "Updating mean and variance estimates: an improved method",
     Communications of the ACM 22(9), 1979.
     """
-    adjust = flag("adjust", adjust)
+    adjust = mode("adjust", adjust)
     engine = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
     return _scanned(MEANS[adjust], x, alpha, adjust, ignore_na, axis, engine)
+
+
+def mode(name: str, value: Any) -> bool:
+    """A flag that stands where other functions have the axis: 0 is not taken for False."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        raise ScanTypeError(
+            f"{name} is {value}, expected True or False; pass the axis by name, axis={value}"
+        )
+    return flag(name, value)
 
 
 @overridable
@@ -129,7 +138,7 @@ def ewm_var(
     Source: D. H. D. West, "Updating mean and variance estimates: an improved method",
     Communications of the ACM 22(9), 1979.
     """
-    adjust = flag("adjust", adjust)
+    adjust = mode("adjust", adjust)
     op = VARIANCES[adjust, flag("bias", bias)]
     engine = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
     return _scanned(op, x, alpha, adjust, ignore_na, axis, engine)
@@ -146,7 +155,7 @@ def _scanned(
 ) -> Tensor:
     """Each observation's fade, where it depends on gaps; then the moments of all up to each."""
     checked_backend(engine["backend"], engine["deterministic"])
-    ignore_na = flag("ignore_na", ignore_na)
+    ignore_na = mode("ignore_na", ignore_na)
     check_tensor("x", x)
     if x.is_complex():
         raise ScanTypeError(f"x has dtype {x.dtype}, expected real numbers")
