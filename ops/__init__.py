@@ -79,6 +79,12 @@ __all__ = [
 
 _complete_docstrings(globals()[name] for name in __all__)
 
+
+def __dir__() -> list[str]:
+    """The operators, without the modules that they lie in."""
+    return sorted(__all__)
+
+
 if not _TYPE_CHECKING:  # type checkers would take any name then
 
     def __getattr__(name: str) -> object:

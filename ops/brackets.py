@@ -19,7 +19,8 @@ def brackets(left: Pair, right: Pair) -> Pair:
     Inputs: x, an integer: positive for an opening bracket, negative for a closing one, 0 for
         anything else.
     Element: (m, n), integers of the dtype of x: m closing brackets and then n opening ones, which
-        is what remains of a text when all pairs are removed.
+        is what remains of a text when all pairs are removed. In int8 more than 127 wrap: pass
+        x.long() for deep texts.
     Outputs: (m, n). n is the depth of nesting. Where m > 0 a closing bracket had no partner. Where
         both are 0 the text is balanced so far.
     Identity: (0, 0).

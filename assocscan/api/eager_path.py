@@ -99,11 +99,14 @@ def prepare_eager(call: ScanCall, reason: str) -> tuple[Executable, list[MaybeTe
           for k, shape in zip(spec.final, carries, strict=True)),
     ]  # fmt: skip
     name = f"{call.operator.name!r} by torch operations"
+    # Leaves of a plain function may differ; those of a monoid broadcast to the batch.
+    is_plain = not isinstance(call.operator, Monoid)
+    shapes = [tuple(t.shape) for t in call.leaves] if is_plain else []
     slots = commands.eager(name, run, range(len(tensors)), results)
     executable = commands.build(
         slots[:output_count],
         slots[output_count:],
-        lambda: eager.eager_plan(spec, call.operator.name, reason),
+        lambda: eager.eager_plan(spec, call.operator.name, reason, shapes),
     )
     return executable, tensors
 

@@ -349,7 +349,7 @@ def monoid(fn: Any = None, **options: Any) -> Any:
     name: the name to register under; the function's by default. A lambda needs one. 1 to 200
         characters, no control characters or line breaks among them.
     element_ndim: how many trailing dimensions of each leaf of xs belong to one element: a number
-        for all leaves, or one for each in the structure of xs, as (2, 1).
+        for all leaves, 0 by default, or one for each in the structure of xs, as (2, 1).
     lift, lower: fused maps before and after the scan: lift(*xs) (lift(xs) where xs is not a tuple
         or list) makes a state of the inputs at t; lower(state) makes the output, or lower(state,
         xs) if it requires two positional arguments.

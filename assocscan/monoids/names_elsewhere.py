@@ -83,7 +83,13 @@ _OF_LENGTHS = Instead(
     "pass offsets=assocscan.offsets_of(NAME)",
     "offsets",
 )
+_OF_CARRIES = Instead(
+    "associative_scan takes it, with ops.sum, ops.prod, ops.max, ops.min or ops.logaddexp",
+    "inclusive",
+)
 INSTEAD: dict[str, Instead] = {
+    "init": _OF_CARRIES,
+    "return_final": _OF_CARRIES,
     "missing": Instead("pass valid=~missing", "valid"),
     "mask": Instead("pass valid=mask, True where x counts", "valid"),
     "combine_mode": Instead("every operator is taken, pointwise or not: leave it out"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assocscan import BackendError, FallbackWarning, associative_scan, monoid, ops
+from assocscan import BackendError, FallbackWarning, associative_scan, explain, monoid, ops
 from assocscan.engines.base import fallback_warning as fallback
 from assocscan.runtime.backends import availability
 
@@ -106,6 +106,8 @@ def test_leaves_that_broadcast_are_named() -> None:
     (text,) = warned(lambda: associative_scan(lambda *ab: gated_sum(*ab), (gate, b), 1))
     assert "xs[0] of shape [2, …, 1] beside xs[1] of shape [2, …, 3]" in text
     assert "expand" in text and "pointwise" not in text
+    plan = explain(gated_sum, (gate, b), 1)
+    assert plan.bytes_moved == 2 * (gate.nbytes + b.nbytes) and plan.normal_form == (2, 9, 3)
     for op, xs in ((gated_sum, (gate.expand_as(b), b)), (monoid(gated_sum), (gate, b))):
         assert warned(lambda op=op, xs=xs: associative_scan(op, xs, 1)) == []
         torch.testing.assert_close(associative_scan(op, xs, 1)[1], slow[1])

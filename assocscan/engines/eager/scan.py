@@ -137,17 +137,24 @@ def interleave(even: torch.Tensor, odd: torch.Tensor, axis: int) -> torch.Tensor
     return joined
 
 
-def eager_plan(spec: ScanSpec[Any], name: str, reason: str) -> Plan:
-    """The plan of a scan by torch operations."""
+def eager_plan(
+    spec: ScanSpec[Any], name: str, reason: str, shapes: Sequence[tuple[int, ...]] = ()
+) -> Plan:
+    """The plan of a scan by torch operations. shapes: those of the leaves, where they differ."""
     op, batch = spec.operator, spec.batch
-    element = sum(
+    sizes = [
         leaf.components * leaf.dtype.itemsize // (1 + leaf.dtype.is_complex)
         for leaf in (*op.inputs, *op.outputs)
-    )
+    ]
+    counts = [math.prod(batch)] * len(sizes)
+    if len({tuple(shape) for shape in shapes}) > 1 and len(op.outputs) in (0, len(shapes)):
+        counts = [math.prod(shape) for shape in shapes] * (2 if op.outputs else 1)
+        batch = max(shapes, key=math.prod)
+    moved = sum(size * count for size, count in zip(sizes, counts, strict=True))
     return Plan(
         name, (math.prod(batch[: spec.axis]), spec.length, math.prod(batch[spec.axis + 1 :])),
         "eager", "whole tensors",
         f"{spec.length} steps of torch operations" if getattr(op, "sequential", False)
         else f"{2 * max(spec.length - 1, 1).bit_length()} levels of torch operations",
-        element * math.prod(batch), reason,
+        moved, reason,
     )  # fmt: skip
