@@ -355,9 +355,12 @@ def test_gradients_of_smoothers() -> None:
     torch.testing.assert_close(smoothed_of(rts_smoother), smoothed_of(loop))
 
 
+@either_dtype
 @pytest.mark.parametrize("square_root", [False, True])
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
-def test_the_smoother_of_an_exactly_observed_arma(backend: str, square_root: bool) -> None:
+def test_the_smoother_of_an_exactly_observed_arma(
+    backend: str, square_root: bool, dtype: torch.dtype
+) -> None:
     """Products of gains grow by 1e50, as the noise of the moving average runs backwards."""
     F = matrix([1.2, -0.5, 0.2], [1, 0, 0], [0, 1, 0])
     H, Q, none = matrix([1, 0.5, 0.3]), torch.diag(torch.tensor([1.0, 0, 0], dtype=F64)), F[:1, 0]
@@ -366,8 +369,11 @@ def test_the_smoother_of_an_exactly_observed_arma(backend: str, square_root: boo
         x = F @ x + Q[0] * shock
         y.append(H @ x)
     model = Model(F, H, Q, 0 * Q[:1, :1], 0 * x, torch.eye(3, dtype=F64))
-    found = kalman_filter(torch.stack(y), *model, square_root=square_root, backend=backend)
+    series, *given = (t.to(dtype) for t in (torch.stack(y), *model))
+    F, H, Q, *_ = given
+    found = kalman_filter(series, *given, square_root=square_root, backend=backend)
     mean = rts_smoother(found.mean, found.covariance, F, Q, backend=backend).mean
-    torch.testing.assert_close(mean @ H.mT, torch.stack(y), rtol=0, atol=1e-6)
+    near = 1e-6 if dtype == F64 else 1e-5
+    torch.testing.assert_close(mean @ H.mT, series, rtol=0, atol=near)
     # The start is forgotten, and what is known is not smoothed.
-    torch.testing.assert_close(mean[50:], found.mean[50:], rtol=0, atol=1e-6)
+    torch.testing.assert_close(mean[50:], found.mean[50:], rtol=0, atol=near)
