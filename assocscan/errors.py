@@ -66,7 +66,7 @@ class ScanTypeError(AssocScanError, TypeError):
     >>> from assocscan import associative_scan, ops
     >>> associative_scan(ops.sum, [1, 2])
     Traceback (most recent call last):
-    assocscan.errors.ScanTypeError: xs[0] is the int 1, expected a tensor: torch.tensor(1)
+    assocscan.errors.ScanTypeError: xs[0] is the int 1, expected a tensor: torch.tensor(xs)
     """
 
 

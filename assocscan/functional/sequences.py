@@ -215,8 +215,8 @@ def refuse_limit(valid: object) -> None:
     """Raise ScanTypeError for a number in the place of `valid`: pandas has the limit there."""
     if isinstance(valid, int) and not isinstance(valid, bool):
         raise ScanTypeError(
-            f"valid is {valid}, expected a tensor of bool or None; for an axis pass axis={valid}, "
-            f"for a limit limit={max(valid, 1)}"
+            f"valid is {valid}, expected a tensor of bool or None; for a limit pass "
+            f"limit={max(valid, 1)}, for an axis axis={valid}"
         )
 
 

@@ -276,7 +276,7 @@ ELSEWHERE: list[tuple[Callable[[], Any], list[str]]] = [
     (lambda: assocscan.linear_recurrence(b=a), ["needs a and b, and a was not passed"]),
     (lambda: assocscan.windowed(ops.sum, a, window=3), ["the number of steps is width"]),
     (lambda: assocscan.windowed(ops.sum, a, 3, min_periods=2, center=True),
-     ["windowed(ops.count, ~x.isnan(), width)", "'center': ", "docs/windows.md"]),
+     ["windowed(ops.count, ~x.isnan(), width, axis)", "'center': ", "docs/windows.md"]),
     (lambda: layers.DiagonalGRU(8, batch_first=True), ["x is [B, L, features]: leave it out"]),
     (lambda: layers.DiagonalLSTM(8, num_layers=2, bidirectional=True),
      ["this is one layer", "assocscan.nn.Bidirectional"]),
