@@ -135,7 +135,7 @@ def kalman_filter(
 
     With `square_root`, covariances are exactly symmetric, and positive semidefinite but for the
     rounding of their entries, also where the greatest variance is 10⁸ times the least. Factors are
-    computed in float64. The eager engine scans the factors, whatever the backend, in some 50 times
+    computed in float64. The eager engine scans the factors, whatever the backend, in some 20 times
     the time. H Q[t] Hᵀ + R has to be invertible at every step.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
