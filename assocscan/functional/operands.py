@@ -39,17 +39,18 @@ def carry_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-# In which dtype a CPU computes what would lose digits in the tensor's own.
+# Where CPUs compute in twice the digits of a tensor.
 WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
 def runs_on_gpus(x: Tensor, backend: str | None) -> bool:
-    return backend in ("cuda", "triton") or (backend is None and x.is_cuda)
+    return backend in ("cuda", "triton") or (backend in (None, "auto") and x.is_cuda)
 
 
 def wide_on_cpus(x: Tensor, backend: str | None) -> torch.dtype:
-    """Float64 or complex128 where a CPU computes, else the dtype of x."""
-    return x.dtype if runs_on_gpus(x, backend) else WIDER.get(x.dtype, x.dtype)
+    """Float64 or complex128 where a CPU computes, else the dtype of a carry of x."""
+    dtype = carry_dtype(x.dtype)
+    return dtype if runs_on_gpus(x, backend) else WIDER.get(dtype, dtype)
 
 
 def check_operand(value: object, name: str) -> None:

@@ -258,17 +258,8 @@ def differ(value: Any, other: Any) -> bool:
 def guard_operator(op: Monoid) -> None:
     """Guard what an operator, and those that it is made of, can see. One that was made inside the
     compiled function was guarded there; Dynamo cannot guard its attributes."""
-    if op.guarded or not guard_values(token_of(op)):
-        return
-    if op.recipe is None:
-        functions: Sequence[Any] = (op.combine, op.lift, op.lower)
-    else:
-        for part in op.recipe[1]:
-            guard_operator(part)
-        functions = op.recipe[2:]
-    for function in functions:
-        if function is not None and not isinstance(function, (int, tuple)):
-            guard_captures(function)
+    if not op.guarded:
+        guard_values(token_of(op))
 
 
 # ---- Constants of a graph ----

@@ -140,14 +140,15 @@ def interleave(even: torch.Tensor, odd: torch.Tensor, axis: int) -> torch.Tensor
 def eager_plan(
     spec: ScanSpec[Any], name: str, reason: str, shapes: Sequence[tuple[int, ...]] = ()
 ) -> Plan:
-    """The plan of a scan by torch operations. shapes: those of the leaves, where they differ."""
+    """The plan of a scan by torch operations. shapes: of the leaves of a plain function, which need
+    not be equal."""
     op, batch = spec.operator, spec.batch
     sizes = [
         leaf.components * leaf.dtype.itemsize // (1 + leaf.dtype.is_complex)
         for leaf in (*op.inputs, *op.outputs)
     ]
     counts = [math.prod(batch)] * len(sizes)
-    if len({tuple(shape) for shape in shapes}) > 1 and len(op.outputs) in (0, len(shapes)):
+    if len(set(shapes)) > 1 and len(op.outputs) in (0, len(shapes)):
         counts = [math.prod(shape) for shape in shapes] * (2 if op.outputs else 1)
         batch = max(shapes, key=math.prod)
     moved = sum(size * count for size, count in zip(sizes, counts, strict=True))

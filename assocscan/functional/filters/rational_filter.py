@@ -21,7 +21,7 @@ from ...monoids.monoid import Monoid
 from ...runtime.batched_gradients import takes_batches, vmapped
 from ...torch_state import in_functorch_or_forward_mode, is_symbolic, is_tracked
 from ..argument_errors import named_scan
-from ..operands import WIDER, carry_dtype, is_readable, runs_on_gpus
+from ..operands import carry_dtype, is_readable, runs_on_gpus, wide_on_cpus
 from .lattice_states import (
     EXACT_STATES,
     MOST_AT_ONCE_ON_GPUS,
@@ -207,7 +207,7 @@ def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     if not any(is_symbolic(size) for size in x.shape) and x.numel() == 0:
         return torch.empty_like(x)
     order = a.shape[-1] - 1
-    found = states_of(along(b, x, axis, 1), along(a, x, axis, 1), x.dtype, steps)
+    found = states_of(along(b, x, axis, 1), along(a, x, axis, 1), steps)
     if is_walked(order, x, steps):
         states = [t.squeeze(axis) for t in found[1:]]
         return walked(states, x, axis, steps.reverse, steps.offsets, steps.backend)
@@ -225,17 +225,15 @@ def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     return y
 
 
-def states_of(b: Tensor, a: Tensor, dtype: torch.dtype, steps: Steps) -> States:
+def states_of(b: Tensor, a: Tensor, steps: Steps) -> States:
     """The states of b and a, which have the dimensions of x and one more, of the coefficients.
-    dtype: that of x.
 
     On CPUs filters of float32 have states of float64. A rounded D acts in every step in the same
     way, so that the amplitude changes by up to 5e-8 per step; a loop's roundings differ from step
     to step.
     """
-    order = a.shape[-1] - 1
-    if not runs_on_gpus(a, steps.backend):
-        b, a = (t.to(WIDER.get(dtype, dtype)) for t in (b, a))
+    order, most_exact = a.shape[-1] - 1, MOST_EXACT.get(a.dtype, 0)
+    b, a = (t.to(wide_on_cpus(a, steps.backend)) for t in (b, a))
     # An element of all states is too large for the CUDA engine.
     backend = None if steps.backend == "cuda" else steps.backend
 
@@ -243,7 +241,7 @@ def states_of(b: Tensor, a: Tensor, dtype: torch.dtype, steps: Steps) -> States:
         found: States = named_scan(FILTERED, op, leaves, steps.axis, backend=backend)
         return found
 
-    if order > MOST_EXACT.get(dtype, 0) or not steps.is_exact:
+    if order > most_exact or not steps.is_exact:
         return run(STATES, (b, a))
     if runs_on_gpus(a, steps.backend) and order > MOST_AT_ONCE_ON_GPUS[a.dtype]:
         return exact_states_by_order(pad(b, (0, order + 1 - b.shape[-1])), a, run)
@@ -254,10 +252,9 @@ def working(x: Tensor, steps: Steps, has_states: bool) -> tuple[torch.dtype, Ste
     """What x is converted to: float32 where it has 16 bits; on CPUs float64 or complex128 where a
     state is given or wanted. The last state of a narrow filter is a difference of numbers much
     larger than itself, and keeps no digit of a rounded y; the first one enters as such a sum."""
-    dtype = carry_dtype(x.dtype)
-    if not has_states or dtype not in WIDER or runs_on_gpus(x, steps.backend):
-        return dtype, steps
-    return WIDER[dtype], steps._replace(is_exact=False)
+    own = carry_dtype(x.dtype)
+    dtype = wide_on_cpus(x, steps.backend) if has_states else own
+    return dtype, steps._replace(is_exact=dtype == own)
 
 
 def is_walked(order: int, x: Tensor, steps: Steps) -> bool:

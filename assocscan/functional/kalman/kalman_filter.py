@@ -127,11 +127,11 @@ def kalman_filter(
     parameters, as L @ L.mT.
 
     Numbers: R may be 0 or singular (exact observations, ARMA models). Then n steps of the noise Q
-    alone must make H P Hᵀ + R invertible, without the help of a wide `covariance`, which is enough
-    for the first steps of a loop; else results are NaN, those of early steps too. CPUs compute
-    float32 filters in float64, and errors are at most a loop's. On GPUs float32 is computed in
-    float32: where observations are far more precise than what was known before (small R; after
-    gaps, at an unknown start), pass float64, or up to all digits are lost.
+    alone must make H P Hᵀ + R invertible: a wide `covariance`, with which a loop gets through its
+    first steps, does not help. Otherwise results are NaN, in early steps too. CPUs compute float32
+    filters in float64, and errors are at most a loop's. On GPUs float32 is computed in float32:
+    where observations are far more precise than what was known before (small R; after gaps, at an
+    unknown start), pass float64, or up to all digits are lost.
 
     With `square_root`, covariances are exactly symmetric, and positive semidefinite but for the
     rounding of their entries, also where the greatest variance is 10⁸ times the least. Factors are

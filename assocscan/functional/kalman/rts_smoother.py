@@ -69,8 +69,8 @@ def rts_smoother(
     Differentiable in all of them.
 
     Numbers: CPUs compute float32 in float64. Where observations are exact and Q is singular
-    (models of type ARMA), the gains of a loop may grow without bound, and make large numbers of
-    roundings. Here variances count as at least those of some roundings: means keep about half their
+    (models of type ARMA), gains grow going back, and a loop may amplify rounding errors without
+    bound. Here no variance is taken for smaller than rounding errors: means keep about half their
     digits, covariances may keep none. For such models use float64, and the covariances of the
     filter.
 
@@ -107,8 +107,8 @@ def rts_smoother(
     predicted = apply(F, mean)
     if shift is not None:
         predicted = predicted + shift.roll(-1, -2)
-    # Of the distance from the filter's mean: where observations are exact, products of gains may
-    # grow without bound beside means that do not, and this distance is 0.
+    # The scan is over the difference from the filter's means. Where observations are exact it is 0,
+    # while products of gains, by which means would be multiplied, may grow without bound.
     surprise = torch.where(last.unsqueeze(-1), 0.0, mean.roll(-1, -2) - predicted)
     spread = covariance - gain @ F @ covariance
     xs = gain, apply(gain, surprise), spread
@@ -129,14 +129,14 @@ def leading_on(t: Tensor, last: Tensor) -> Tensor:
 
 
 def regular(S: Tensor, mean: Tensor) -> Tensor:
-    """S [..., T, n, n], covariances, with a little noise where they have no inverse or where the
-    means [..., T, n] are not known as exactly as S says.
+    """Covariances S [..., T, n, n] of states with the means [..., T, n], plus a little noise: where
+    S has no inverse, or is smaller than rounding errors.
 
     As where observations are exact and Q is singular too: S G = F P then has several solutions, any
-    of which gives the same result, and the noise chooses a small one. Gains between states that are
-    all but exact grow going back, and make large numbers of the roundings of means. So variances
-    count as at least those of some roundings of a mean; and if variances fall to the roundings of
-    earlier ones, as at least these.
+    of which gives the same result, and the noise chooses a small one. Between states that are all
+    but exact gains grow going back, and amplify the rounding errors of means. So a variance is at
+    least that of such an error. If any variance of the series is below the rounding error of its
+    largest one, all are at least that error.
     """
     n, S_ = S.shape[-1], S.detach()
     variances, exact = S_.diagonal(0, -2, -1), torch.finfo(torch.float64).eps
