@@ -79,9 +79,9 @@ def material() -> Material:
     caught: list[tuple[str, bool]] = []
     load = cpu.load
 
-    def noted(source: str, is_short: bool, what: str) -> Any:
+    def noted(source: str, is_short: bool, what: str, for_few: bool) -> Any:
         caught.append((source, is_short))
-        return load(source, is_short, what)
+        return load(source, is_short, what, for_few)
 
     reset()
     cpu.load = noted

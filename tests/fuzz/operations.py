@@ -54,7 +54,7 @@ def material() -> None:
 
 def kernels() -> None:
     """Compiled once, before the first case."""
-    compiler.SHORT = compiler.LONG = ("-O0",)
+    compiler.SHORT = compiler.LONG = compiler.LONG_FOR_FEW = ("-O0",)
     for op in CALLED:
         right_call(operators()[op])
 

@@ -171,7 +171,7 @@ def prepare() -> None:
     from assocscan.engines.cpu import compiler
 
     torch.set_num_threads(1)
-    compiler.SHORT = compiler.LONG = ("-O0",)
+    compiler.SHORT = compiler.LONG = compiler.LONG_FOR_FEW = ("-O0",)
     warnings.simplefilter("error", assocscan.FallbackWarning)
 
 

@@ -171,7 +171,7 @@ def light_optimisation(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     if node.get_closest_marker("exhaustive") is not None and not is_long:
         released |= thinning.place(node.nodeid) < 1 / RELEASED_OF
     if not released:
-        for level in ("SHORT", "LONG"):
+        for level in ("SHORT", "LONG", "LONG_FOR_FEW"):
             monkeypatch.setattr(compiler, level, ("-O0",))
 
 

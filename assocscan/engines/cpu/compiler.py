@@ -29,8 +29,10 @@ FLAGS = (
 )  # fmt: skip
 # Long operators are compiled with -O2: -O3 doubles the time to compile them (GCC 12.2, MatrixLRU of
 # size 8: forward 5.4 seconds in place of 2.9, backward 9 in place of 4), and their scans are not
-# faster (measured on 64 × 4096).
-SHORT, LONG = ("-O3",), ("-O2", "-ftree-vectorize")
+# faster (measured on 64 × 4096). For few elements they are compiled with -O1: most of the time goes
+# into loops over many lanes, which then hardly run (the states of a filter of order 8: 38 seconds
+# with -O2, 2.2 with -O1).
+SHORT, LONG, LONG_FOR_FEW = ("-O3",), ("-O2", "-ftree-vectorize"), ("-O1",)
 # The names of the lines of /proc/cpuinfo that tell what -march=native means: on x86, ARM (whose
 # cores may differ), RISC-V, s390x and POWER.
 CPU = frozenset(
@@ -111,15 +113,16 @@ def _fixed_key() -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def load(source: str, is_short: bool = True, what: str = "a kernel") -> Run:
+def load(source: str, is_short: bool = True, what: str = "a kernel", for_few: bool = False) -> Run:
     """The function `assocscan_run` of this source, compiled unless the cache has it.
 
-    is_short: compile with SHORT, else with LONG.
+    is_short: compile with SHORT; else with LONG, or LONG_FOR_FEW where it is `for_few` elements.
     what: the name of the kernel in messages.
 
     Raises BackendError, with the compiler's messages, if it cannot be compiled.
     """
-    return _ONCE.get(source, lambda: _load(source, SHORT if is_short else LONG, what))
+    level = SHORT if is_short else LONG_FOR_FEW if for_few else LONG
+    return _ONCE.get("\0".join([*level, source]), lambda: _load(source, level, what))
 
 
 def entry_name(source: str, level: tuple[str, ...]) -> str:

@@ -37,6 +37,8 @@ from .threads_and_jobs import Sharing
 
 Spec = ScanSpec[Operator]
 
+# Up to so many elements a long operator is compiled in a shorter time, to a slower kernel.
+FEW_ELEMENTS = 256
 OFFSETS = 6  # the position of the offsets' address in the arguments of `assocscan_run`
 
 
@@ -68,7 +70,10 @@ def prepare(
     outer, lanes = route.rows(spec, layout)
     kernel = kernel_of(spec, layout, lanes)
     check_cost(kernel)
-    function = load(source(kernel), kernel.is_small, f"a kernel of operator {spec.operator.name!r}")
+    function = load(
+        source(kernel), kernel.is_small, f"a kernel of operator {spec.operator.name!r}",
+        math.prod(spec.batch) <= FEW_ELEMENTS,
+    )  # fmt: skip
 
     commands = CommandList(spec, tensors)
     slots = commands.slots

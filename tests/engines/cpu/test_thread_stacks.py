@@ -26,7 +26,7 @@ import torch
 from assocscan import associative_scan, monoid
 from assocscan.engines.cpu import compiler
 
-compiler.SHORT = compiler.LONG = ("-O1",)
+compiler.SHORT = compiler.LONG = compiler.LONG_FOR_FEW = ("-O1",)
 torch.set_num_threads(int(sys.argv[1]))
 layout, length = sys.argv[2], int(sys.argv[3])
 
