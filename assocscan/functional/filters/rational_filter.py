@@ -10,6 +10,7 @@ so nothing is differentiated through the change of states (`lattice_states`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from ...runtime.batched_gradients import takes_batches, vmapped
 from ...torch_state import in_functorch_or_forward_mode, is_symbolic, is_tracked
 from ..argument_errors import named_scan
 from ..operands import carry_dtype, is_readable, runs_on_gpus, wide_on_cpus
+from .chunks_as_lanes import is_worth_cutting, scanned
 from .lattice_states import (
     EXACT_STATES,
     MOST_AT_ONCE_ON_GPUS,
@@ -211,18 +213,56 @@ def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     if is_walked(order, x, steps):
         states = [t.squeeze(axis) for t in found[1:]]
         return walked(states, x, axis, steps.reverse, steps.offsets, steps.backend)
+    if is_cut(order, x, found, steps):
+        y = in_chunks(found, x, steps)
+        if y is not None:
+            return y
     if order == 1:
         op, leaves = FIRST_ORDER, [
             t if t.dim() == x.dim() else t.flatten(x.dim()).squeeze(-1) for t in found
         ]  # fmt: skip
     else:
         op, leaves = HIGHER_ORDER, list(found[1:])
+    return scan_of(op, leaves, x, axis, steps)
+
+
+def scan_of(
+    op: Monoid, leaves: Sequence[Tensor], x: Tensor, axis: int, steps: Steps, init: Any = None
+) -> Tensor:
+    """The scan of x with these coefficients, which have its dimensions and those of elements."""
     expanded = [t.expand(*x.shape, *t.shape[x.dim() :]) for t in leaves]
     y: Tensor = named_scan(
-        FILTERED, op, (*expanded, x), axis, steps.reverse, False, offsets=steps.offsets,
+        FILTERED, op, (*expanded, x), axis, steps.reverse, False, init=init, offsets=steps.offsets,
         backend=steps.backend, deterministic=steps.deterministic,
     )  # fmt: skip
     return y
+
+
+def is_cut(order: int, x: Tensor, states: States, steps: Steps) -> bool:
+    """Whether few channels are scanned in chunks, by a kernel for CPUs."""
+    if order == 1 or steps.offsets is not None or steps.backend not in (None, "auto", "cpu"):
+        return False
+    if not is_readable(x, *states):
+        return False
+    length = x.shape[steps.axis]
+    return is_worth_cutting(order, length, x.numel() // length)
+
+
+def in_chunks(states: States, x: Tensor, steps: Steps) -> Tensor | None:
+    """`response` of a filter of higher order; None where a power of its matrix overflows."""
+    _, D, g, c, first = (t.movedim(steps.axis, x.dim() - 1) for t in states)
+
+    def scan(chunks: Tensor, before: Tensor) -> Tensor:
+        leaves = [t.unsqueeze(x.dim()) for t in (D, g, c, first)]
+        init = before.new_zeros(()).expand(*before.shape, before.shape[-1]), before
+        return scan_of(HIGHER_ORDER, leaves, chunks, x.dim(), steps, init)
+
+    last = x.dim() - 1
+    y = scanned(D.squeeze(last), g.squeeze(last), x.movedim(steps.axis, -1), steps.reverse, scan)
+    # A copy in any case: torch's forward mode takes no view for a result.
+    return (
+        y if y is None else y.movedim(-1, steps.axis).clone(memory_format=torch.contiguous_format)
+    )
 
 
 def states_of(b: Tensor, a: Tensor, steps: Steps) -> States:
