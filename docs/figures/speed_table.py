@@ -36,7 +36,8 @@ LINES = (
     Line("recurrence and gradient, last axis of (8, 1536, 8192), bfloat16", "recurrence",
          "(8, L, 1536) bfloat16, forward and backward", "8 x 8192 x 1536", "assocscan, rows",
          {"accelerated-scan": "accelerated-scan", "fpscan": "fpscan"}),
-    Line("Mamba's `selective_scan` with D, z and bias, (8, 2048, 1536), 16 states, bfloat16",
+    Line("Mamba's `selective_scan` with its optional D, z and bias, (8, 2048, 1536), 16 states, "
+         "bfloat16",
          "selective", "(8, L, 1536, 16) bfloat16, forward", "8 x 2048 x 1536 x 16", OURS, MAMBA),
     Line("the same, with gradient", "selective", "(8, L, 1536, 16) bfloat16, forward and backward",
          "8 x 2048 x 1536 x 16", OURS, MAMBA),
@@ -63,7 +64,7 @@ def table() -> str:
     ours, theirs = (
         CPU.found("cumsum", c, shape="4 x 8192 x 512") for c in (OURS, "torch.cumsum")
     )  # fmt: skip
-    title = "the first row on two CPU cores (in brackets: from the fast to the slow calls)"
+    title = "the first row on two CPU cores (in brackets: the middle three fifths of the calls)"
     on_cpu = [title, f"{CPU.time(ours)} ms", f"`torch.cumsum` {digits(ms(theirs))} ms"]
     head = f"on one {gpu(GPU.environment)} | assocscan | others"
     return lines(head, [*map(cells, LINES), on_cpu])

@@ -21,7 +21,7 @@ from ...engines.base.shifted_leaves import previous_state
 from ...monoids.monoid import Monoid
 from ...runtime.batched_gradients import takes_batches, vmapped
 from ...torch_state import in_functorch_or_forward_mode, is_symbolic, is_tracked
-from ..argument_errors import named_scan
+from ..argument_errors import named_reduce, named_scan
 from ..operands import carry_dtype, is_readable, runs_on_gpus, wide_on_cpus
 from .chunks_as_lanes import is_worth_cutting, scanned
 from .lattice_states import (
@@ -252,17 +252,21 @@ def in_chunks(states: States, x: Tensor, steps: Steps) -> Tensor | None:
     """`response` of a filter of higher order; None where a power of its matrix overflows."""
     _, D, g, c, first = (t.movedim(steps.axis, x.dim() - 1) for t in states)
 
+    def reduce(weights: Tensor, chunks: Tensor) -> Tensor:
+        leaves = weights.unsqueeze(-3).expand(*chunks.shape, weights.shape[-1]), chunks
+        ends: Tensor = named_reduce(FILTERED, WEIGHTED_SUM, leaves, x.dim(), backend=steps.backend)
+        return ends
+
     def scan(chunks: Tensor, before: Tensor) -> Tensor:
         leaves = [t.unsqueeze(x.dim()) for t in (D, g, c, first)]
         init = before.new_zeros(()).expand(*before.shape, before.shape[-1]), before
         return scan_of(HIGHER_ORDER, leaves, chunks, x.dim(), steps, init)
 
-    last = x.dim() - 1
-    y = scanned(D.squeeze(last), g.squeeze(last), x.movedim(steps.axis, -1), steps.reverse, scan)
-    # A copy in any case: torch's forward mode takes no view for a result.
-    return (
-        y if y is None else y.movedim(-1, steps.axis).clone(memory_format=torch.contiguous_format)
-    )
+    last, rows = x.dim() - 1, x.movedim(steps.axis, -1)
+    y = scanned(D.squeeze(last), g.squeeze(last), rows, steps.reverse, reduce, scan)
+    if y is None or steps.axis == last:
+        return y
+    return y.movedim(-1, steps.axis).clone(memory_format=torch.contiguous_format)
 
 
 def states_of(b: Tensor, a: Tensor, steps: Steps) -> States:
@@ -355,6 +359,17 @@ def _leave(state: Map, xs: tuple[Tensor, ...]) -> Tensor:
     return (xs[3] * xs[4] + (xs[2] * state[1]).sum()).to(xs[4].dtype)
 
 
+def _weigh(weights: Tensor, x: Tensor) -> Tensor:
+    return weights * x
+
+
+def _add(left: Tensor, right: Tensor) -> Tensor:
+    return left + right
+
+
+WEIGHTED_SUM = Monoid(
+    _add, identity=0.0, name="weighted_sum", element_ndim=(1, 0), lift=_weigh
+)  # fmt: skip
 # Exclusive scans: y[t] is made of the state before t and of x[t].
 FIRST_ORDER = Monoid(
     _follow_first, identity=(1.0, 0.0, 0.0), name="filter_of_first_order", lift=_enter_first,
