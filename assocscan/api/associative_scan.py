@@ -39,7 +39,7 @@ from ..torch_state import (
 from ..trace import tracer_import as tracer
 from . import custom_adjoint
 from .bind_arguments import bind
-from .caches.call_cache import cache_call
+from .caches.call_cache import cache_call, converted_results
 from .custom_adjoint import CustomAdjoint
 from .eager_gradient import EagerGradient
 from .eager_path import prepare_eager
@@ -376,6 +376,10 @@ def _run(
         scan, why = gradient_of(call, Dispatch(backend), spec, tensors)
         if isinstance(scan, EagerGradient):
             warn_once(call.operator, why)
+        elif entry is not None and not isinstance(scan, CustomAdjoint):
+            found = converted_results(entry, call, backend, spec, scan)
+            if found is not None:
+                return found
         results = scan.apply(tensors)
     if entry is not None and not isinstance(scan, (CustomAdjoint, EagerGradient)):
         cache_call(entry, call, backend, spec, scan)

@@ -2,7 +2,8 @@
 
 A custom `autograd.Function` or a `torch.no_grad` inside an operator leaves no trace in its graph,
 so that its derivative would silently be that of the formula. Before an operator's first gradient,
-the derivative of its programs is compared with autograd on a few random elements.
+its functions are run on a few random elements: it is watched what they compute without autograd,
+and the derivative of their programs is compared with autograd's.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ..errors import UnsupportedOperation
 from ..program.dtypes import FLOATS
@@ -18,6 +20,7 @@ from ..program.element_components import component_views
 from ..program.operator import Leaf, scalars
 from ..program.program_builder import Builder, Program
 from ..pytrees import TreeSpec, align, flatten, template, unflatten
+from ..torch_private import WithTorchFunction
 from ..trace.fx_trace import isolated
 from ..trace.signatures import takes_inputs
 from ..trace.traced_monoid import TracedMonoid, lift_arguments
@@ -39,6 +42,15 @@ def require_derivable(operator: Any, spec: TracedMonoid) -> None:
             f"autograd through its {spec.verified[0]} gives another gradient than its formula has, "
             "as a custom autograd.Function or torch.no_grad does; x.detach() is part of a formula"
         )
+
+
+def is_derivable(operator: Any, spec: TracedMonoid) -> bool:
+    """Whether autograd has the gradient of the formula; found once."""
+    try:
+        require_derivable(operator, spec)
+    except UnsupportedOperation:
+        return False
+    return True
 
 
 def gradient_differs(operator: Any, spec: TracedMonoid) -> str | None:
@@ -80,27 +92,24 @@ def sample_differs(
     generator: torch.Generator,
 ) -> bool:
     """Compare on one random element; what autograd cannot do in float64 is not compared. A custom
-    autograd.Function counts as a difference: it may have one at other elements."""
+    autograd.Function and `torch.no_grad` count as a difference: there may be one at other
+    elements."""
     wide = [widened(leaf) for leaf in leaves]
     inputs = [draw(leaf, generator) for leaf in wide]
     wanted = [t for t in inputs if t.requires_grad]
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), WithTorchFunction(), _Watch() as watch:
             result = fn(*unflatten(list(inputs), spec))
         results = align(template(result_spec), result, "the operator")
     except Exception:  # the function may not take float64, or a single element
         return False
     # Results that autograd does not track count too: the formula of one may have a derivative.
-    smooth = [
-        t
-        for t in results
-        if isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex())
-    ]
+    smooth = [t for t in results if is_number(t)]
     if not smooth or not wanted:
         return False
     cotangents = {id(t): torch.randn(t.shape, dtype=t.dtype, generator=generator) for t in smooth}
     outputs = [t for t in smooth if t.requires_grad]
-    if any(has_custom_function(t) for t in outputs):
+    if watch.found or any(has_custom_function(t) for t in outputs):
         return True
     expected: Sequence[torch.Tensor] = [torch.zeros_like(t) for t in wanted]
     if outputs:
@@ -122,6 +131,30 @@ def sample_differs(
         for part in (component_views(g, leaf) if t.requires_grad else [None] * leaf.components)
     ]
     return any(far(a, b) for a, b in zip(got, flat, strict=True) if b is not None)
+
+
+class _Watch(TorchFunctionMode):
+    """found: whether a number was computed of tensors that require a gradient while none was
+    recorded: under `torch.no_grad`, or within an autograd.Function."""
+
+    found = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not torch.is_grad_enabled() and getattr(func, "__name__", "") != "detach":
+            given = flatten((args, tuple((kwargs or {}).values())))[0]
+            made = result if isinstance(result, (tuple, list)) else [result]
+            self.found |= any(map(requires_gradient, given)) and any(map(is_number, made))
+        return result
+
+
+def requires_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a tensor that autograd could track."""
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def has_custom_function(t: torch.Tensor) -> bool:

@@ -236,6 +236,11 @@ def recur(
     return h, last_state(h, state, reverse, offsets)
 
 
+def copied(state: Tensor, h: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The state in the dtype of h, in memory of its own."""
+    return state.to(h.dtype).expand(shape).clone(memory_format=torch.contiguous_format)
+
+
 def last_state(
     h: Tensor, state: Tensor | None, reverse: bool, offsets: Tensor | None = None
 ) -> Tensor:
@@ -249,13 +254,13 @@ def last_state(
     length, shape = h.shape[1], (h.shape[0], *h.shape[2:])
     if offsets is None:
         if length == 0:
-            return h.new_zeros(shape) if state is None else state
+            return h.new_zeros(shape) if state is None else copied(state, h, shape)
         return h[:, 0 if reverse else -1].clone()
     shape = (offsets.shape[0] - 1, *shape)
     if not isinstance(state, Tensor):
         state = h.new_full(shape, 0 if state is None else state)
     if length == 0:
-        return state.expand(shape)
+        return copied(state, h, shape)
     bounds = offsets.to(h.device)
     place = bounds[:-1] if reverse else bounds[1:] - 1
     found = h.index_select(1, place.clamp(0, length - 1)).movedim(1, 0)

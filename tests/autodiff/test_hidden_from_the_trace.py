@@ -18,6 +18,8 @@ from assocscan import (
     monoid,
     nonlinear_recurrence,
     ops,
+    reduce,
+    windowed,
     with_lower,
 )
 
@@ -105,6 +107,52 @@ def test_no_grad_is_kept(function: Callable[..., Any], compiled: bool) -> None:
     for _ in range(2):
         (got,) = torch.autograd.grad(call(function, x), x)
         torch.testing.assert_close(got, want)
+
+
+class Hinge(torch.autograd.Function):
+    """Without a derivative, so that its result has no node in the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        found = torch.relu(-x)
+        ctx.mark_non_differentiable(found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> None:
+        raise AssertionError
+
+
+def below(x: Tensor) -> Tensor:
+    """Its formula is flat on positive numbers, as those are with which gradients are compared."""
+    with torch.no_grad():
+        return torch.relu(-x)
+
+
+@pytest.mark.parametrize("method", ["loop", "newton"])
+@pytest.mark.parametrize("hinge", [below, Hinge.apply])
+def test_it_counts_where_samples_do_not_show_it(hinge: Any, method: str) -> None:
+    def falling(h: Tensor, x: Tensor) -> Tensor:
+        return 0.5 * h + x + hinge(h)
+
+    x = torch.full((1, 4), -1.0, dtype=F64, requires_grad=True)
+    for _ in range(2):
+        y = nonlinear_recurrence(falling, x, 0.0, method=method)
+        (got,) = torch.autograd.grad(y.sum(), x)
+        torch.testing.assert_close(got, torch.tensor([[1.875, 1.75, 1.5, 1.0]], dtype=F64))
+
+
+def test_it_counts_in_scans_reductions_and_windows() -> None:
+    op = monoid(lambda a, b: b + torch.relu(a) - below(a), identity=0.0, name="test_kept_below")
+    x = torch.full((1, 4), -1.0, dtype=F64, requires_grad=True)
+    expected = {
+        lambda: associative_scan(op, x, 1): [1.0, 1.0, 1.0, 1.0],
+        lambda: reduce(op, x, 1): [0.0, 0.0, 0.0, 1.0],
+        lambda: windowed(op, x, 3, 1): [1.0, 1.0, 1.0, 1.0],
+    }
+    for call, gradient in expected.items():
+        (got,) = torch.autograd.grad(call().sum(), x)
+        torch.testing.assert_close(got, torch.tensor([gradient], dtype=F64))
 
 
 def test_no_grad_in_lower() -> None:

@@ -264,6 +264,8 @@ def test_empty_sequences_leave_the_state(name: str) -> None:
         y, after = layer(x[:, :0], state)
         assert y.shape == (BATCH, 0, FEATURES)
         assert_close(left_state(layer, after), state)
+        given, left = (tree_leaves(t) for t in (state, left_state(layer, after)))
+        assert not {t.data_ptr() for t in given} & {t.data_ptr() for t in left}
 
 
 @each_layer

@@ -32,25 +32,69 @@ def cache_call(
     spec: ScanSpec[Any],
     scan: GeneratedGradient | RecomputedGradient | None,
 ) -> None:
-    """Fill the entry of a call that was run. Where `bind` converted `init` or `offsets`, the
-    prepared call converts them too."""
-    tensors, init = entry.tensors, call.init or []
-    if call.offsets is not None and reads_offsets(call):
-        return
-    packed = []
+    """Fill the entry of a call that was run."""
+    prepared = prepared_call(entry, call, backend, spec, scan)
+    if prepared is not None:
+        entry.fill(prepared)
+
+
+def converted_results(
+    entry: CacheEntry,
+    call: ScanCall,
+    backend: str,
+    spec: ScanSpec[Any],
+    scan: GeneratedGradient | RecomputedGradient,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
+    """Outputs and finals of a first call whose `init` or `offsets` `bind` converted, run as its
+    repetitions will be, and its entry is filled; None for other calls. What is saved for the
+    gradient is then the same at each call, as `torch.utils.checkpoint` wants it."""
+    if is_same(bound_tensors(entry, call), entry.tensors):
+        return None
+    prepared = prepared_call(entry, call, backend, spec, scan)
+    if prepared is None or prepared.gradient is None:
+        return None
+    results = prepared.gradient.results(entry.tensors)
+    entry.fill(prepared)
+    found = [results[k] for k in prepared.returned]
+    count = len(found) - len(call.final)
+    return found[:count], found[count:]
+
+
+def bound_tensors(entry: CacheEntry, call: ScanCall) -> list[torch.Tensor]:
+    """The tensors of a call as `bind` made them of the entry's."""
+    tensors, packed = entry.tensors, []
     if call.offsets is not None:  # as given, unless `bind` converted them
         packed = [tensors[-1] if tensors[-1].dtype == call.offsets.dtype else call.offsets]
-    bound, first = [*call.leaves, *init, *packed], len(call.leaves)
+    return [*call.leaves, *(call.init or []), *packed]
+
+
+def is_same(bound: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> bool:
+    return all(a is b for a, b in zip(bound, tensors, strict=True))
+
+
+def prepared_call(
+    entry: CacheEntry,
+    call: ScanCall,
+    backend: str,
+    spec: ScanSpec[Any],
+    scan: GeneratedGradient | RecomputedGradient | None,
+) -> PreparedCall | None:
+    """What repeats a call; None where it cannot be prepared. Where `bind` converted `init` or
+    `offsets`, the prepared call converts them too."""
+    tensors = entry.tensors
+    if call.offsets is not None and reads_offsets(call):
+        return None
+    bound, first = bound_tensors(entry, call), len(call.leaves)
     try:
         executable = executables.prepare(backend, spec if scan is None else scan.spec, bound)
-    except BackendError:  # the scan ran; if it cannot be prepared now, it is not cached
-        return
-    if packed and not executable.checks_offsets:
+    except BackendError:  # such a call is not cached; the scan itself may run
+        return None
+    if call.offsets is not None and not executable.checks_offsets:
         executable = after_check(executable, bound, spec.length)
     gradient: Gradient | None = scan
     if scan is not None:
         scan.executable = executable
-    if any(a is not b for a, b in zip(bound, tensors, strict=True)):
+    if not is_same(bound, tensors):
         if isinstance(scan, RecomputedGradient) and is_repeated(tensors):
             gradient = AfterConversion(scan, bound, first)
         else:
@@ -62,7 +106,7 @@ def cache_call(
     finals = len(call.final)
     python_only = isinstance(scan, RecomputedGradient) and is_repeated(tensors)
     returned = (*range(count), *range(last - finals, last))
-    entry.fill(PreparedCall(executable, gradient, returned, put_of(call, count), python_only))
+    return PreparedCall(executable, gradient, returned, put_of(call, count), python_only)
 
 
 def reads_offsets(call: ScanCall) -> bool:

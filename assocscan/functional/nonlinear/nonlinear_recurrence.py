@@ -15,9 +15,9 @@ from ...api.caches.call_cache import cache_call
 from ...api.flags_and_backends import checked_backend, flag
 from ...api.tensor_subclasses import overridable
 from ...autodiff.newton_operator import derive_newton
-from ...autodiff.verify import require_derivable
+from ...autodiff.verify import is_derivable
 from ...caching.bounded import BoundedCache
-from ...errors import ScanTypeError, ScanValueError, UnsupportedOperation
+from ...errors import ScanTypeError, ScanValueError
 from ...hooks import HOOKS
 from ...pytrees import unflatten
 from ...runtime import backends
@@ -206,7 +206,8 @@ def parallel_method(
     op = call.traced.operator
     if op is None or backends.why_not(call, backend) is not None or not is_solvable(op):
         return None
-    if is_tracked((*call.leaves, *(call.init or ()))) and not is_derivable(call):
+    tracked = is_tracked((*call.leaves, *(call.init or ())))
+    if tracked and not is_derivable(call.operator, call.traced):  # `run_call` warns
         return None
     most = MAX_ITERATIONS if max_iterations is None else max_iterations
     newton = derive_newton(op)
@@ -214,16 +215,6 @@ def parallel_method(
         backend, scans_back=newton.is_diagonal and call.leaves[0].device.type != "cpu",
         tolerance=tolerance, max_iterations=most, once=newton.is_affine,
     )  # fmt: skip
-
-
-def is_derivable(call: ScanCall) -> bool:
-    """Whether the step's formula has the gradient that torch has, so that the solution's may be
-    made of it. Others are left to `run_call`, which warns."""
-    try:
-        require_derivable(call.operator, call.traced)
-    except UnsupportedOperation:
-        return False
-    return True
 
 
 def check_method(method: Any, tolerance: Any, max_iterations: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ...autodiff.verify import is_derivable
 from ...cuda.windows import prepare as gpu
 from ...engines.base.cpp_and_cuda.windows import Form, pulled
 from ...engines.base.scan_spec import memory_order, plain
@@ -157,6 +158,8 @@ def in_one_pass(
     engine: type[OnCpu] | type[OnGpu] = OnCpu if on_cpu else OnGpu
     tracked = is_tracked(leaves)
     if not engine.takes(op, call, width, offsets, tracked):
+        return None
+    if tracked and not is_derivable(call.operator, call.traced):  # scans warn
         return None
     order = memory_order(call.batch, [(tuple(t.shape), t.stride()) for t in leaves])
     batch = tuple([call.batch[d] for d in order])
