@@ -36,8 +36,8 @@ LINES = (
     Line("recurrence and gradient, last axis of (8, 1536, 8192), bfloat16", "recurrence",
          "(8, L, 1536) bfloat16, forward and backward", "8 x 8192 x 1536", "assocscan, rows",
          {"accelerated-scan": "accelerated-scan", "fpscan": "fpscan"}),
-    Line("Mamba's `selective_scan` with its optional D, z and bias, (8, 2048, 1536), 16 states, "
-         "bfloat16",
+    Line("Mamba's `selective_scan` with its optional D, z and bias: batch 8, 2048 steps, 1536 "
+         "channels, 16 states, bfloat16",
          "selective", "(8, L, 1536, 16) bfloat16, forward", "8 x 2048 x 1536 x 16", OURS, MAMBA),
     Line("the same, with gradient", "selective", "(8, L, 1536, 16) bfloat16, forward and backward",
          "8 x 2048 x 1536 x 16", OURS, MAMBA),
@@ -64,7 +64,10 @@ def table() -> str:
     ours, theirs = (
         CPU.found("cumsum", c, shape="4 x 8192 x 512") for c in (OURS, "torch.cumsum")
     )  # fmt: skip
-    title = "the first row on two CPU cores (in brackets: the middle three fifths of the calls)"
+    title = (
+        "the first row, but on two CPU cores (in brackets: without the fastest and the slowest "
+        "fifth of the calls)"
+    )
     on_cpu = [title, f"{CPU.time(ours)} ms", f"`torch.cumsum` {digits(ms(theirs))} ms"]
     head = f"on one {gpu(GPU.environment)} | assocscan | others"
     return lines(head, [*map(cells, LINES), on_cpu])
@@ -91,7 +94,8 @@ def sources() -> str:
         f"The GPU's times are of {dates[GPU]}, with {', '.join(named)}. {faster if count else ''}"
         f"The CPU's are of {dates[CPU]}, with torch {version(CPU.environment['torch'])}. "
         "On the CPU `torch.cumsum` adds in float64, so its error is smaller; our "
-        "`cumsum(x, compensated=True)` is [as exact, and slower](docs/how/numbers.md#long-sums)."
+        "`cumsum(x, compensated=True)` is [as exact](docs/how/numbers.md#long-sums), but slower than "
+        "the plain one."
     )
     return paragraph(text)
 
