@@ -94,8 +94,8 @@ def sources() -> str:
         f"The GPU's times are of {dates[GPU]}, with {', '.join(named)}. {faster if count else ''}"
         f"The CPU's are of {dates[CPU]}, with torch {version(CPU.environment['torch'])}. "
         "On the CPU `torch.cumsum` adds in float64, so its error is smaller; our "
-        "`cumsum(x, compensated=True)` is [as exact](docs/how/numbers.md#long-sums), but slower than "
-        "the plain one."
+        "`cumsum(x, compensated=True)` is [as exact](docs/how/numbers.md#long-sums), but slower "
+        "than the plain one."
     )
     return paragraph(text)
 
