@@ -99,7 +99,7 @@ def prepare_eager(call: ScanCall, reason: str) -> tuple[Executable, list[MaybeTe
           for k, shape in zip(spec.final, carries, strict=True)),
     ]  # fmt: skip
     name = f"{call.operator.name!r} by torch operations"
-    # Leaves of a monoid broadcast to the batch; those of a plain function keep their shapes.
+    # A monoid sees its leaves broadcast to the batch, a plain function sees them as they are.
     is_plain = not isinstance(call.operator, Monoid)
     shapes = [tuple(t.shape) for t in call.leaves] if is_plain else []
     slots = commands.eager(name, run, range(len(tensors)), results)

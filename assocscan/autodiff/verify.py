@@ -21,6 +21,7 @@ from ..program.operator import Leaf, scalars
 from ..program.program_builder import Builder, Program
 from ..pytrees import TreeSpec, align, flatten, template, unflatten
 from ..torch_private import WithTorchFunction
+from ..torch_state import is_differentiable
 from ..trace.fx_trace import isolated
 from ..trace.signatures import takes_inputs
 from ..trace.traced_monoid import TracedMonoid, lift_arguments
@@ -154,7 +155,7 @@ def requires_gradient(value: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     """Whether it is a tensor that autograd could track."""
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    return isinstance(value, torch.Tensor) and is_differentiable(value)
 
 
 def has_custom_function(t: torch.Tensor) -> bool:

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from filter_designs import F64, LONG, inputs, rand
+from filter_designs import DTYPES, F64, LONG, coefficients, inputs, rand
 from torch import Tensor
 
 from assocscan import lfilter, sosfilt
 from assocscan.functional.filters import chunks_as_lanes, rational_filter
 
 signal = pytest.importorskip("scipy.signal")
-DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 @pytest.fixture
@@ -40,13 +39,6 @@ def cut(calls: list[bool], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[boo
     monkeypatch.setattr(chunks_as_lanes, "chunk_count", lambda *sizes: 6)
     yield calls
     assert calls, "no filter was cut"
-
-
-def coefficients(order: int, *batch: int, dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
-    b, a = rand(*batch, order + 1, dtype=dtype), rand(*batch, order + 1, seed=1, dtype=dtype)
-    a = 0.5 * a / a.abs().sum(-1, keepdim=True)  # |a[k]| sum to less than a[0]: stable
-    a[..., 0] = 1.5
-    return b, a
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 6, 7, 12, 13, 64, 100])

@@ -8,14 +8,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from filter_designs import F64, LONG, inputs, rand
+from filter_designs import DTYPES, F64, LONG, coefficients, inputs, rand
 from torch import Tensor
 
 from assocscan import lfilter
 from assocscan.functional.filters import rational_filter, walked_chunks
 
 signal = pytest.importorskip("scipy.signal")
-DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 @pytest.fixture(autouse=True)
@@ -36,13 +35,6 @@ def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int | None]]:
     monkeypatch.setattr(walked_chunks, "chunk_length", noted)
     yield chunks
     assert chunks, "no filter was walked"
-
-
-def coefficients(order: int, *batch: int, dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
-    b, a = rand(*batch, order + 1, dtype=dtype), rand(*batch, order + 1, seed=1, dtype=dtype)
-    a = 0.5 * a / a.abs().sum(-1, keepdim=True)  # |a[k]| sum to less than a[0]: stable
-    a[..., 0] = 1.5
-    return b, a
 
 
 LARGE = [3, pytest.param(8, marks=pytest.mark.exhaustive)]  # the kernels of 8 compile for 40 s

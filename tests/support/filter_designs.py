@@ -10,6 +10,7 @@ from torch import Tensor
 
 F64 = torch.float64
 LONG = np.longdouble
+DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 DESIGNS: dict[str, tuple[float, ...]] = {
     "butter": (), "cheby1": (1.0,), "cheby2": (40.0,), "ellip": (1.0, 40.0),
 }  # fmt: skip
@@ -18,6 +19,14 @@ CUTS = (1e-3, 3e-3, 0.02, 0.1, 0.5, 0.9)
 
 def rand(*shape: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def coefficients(order: int, *batch: int, dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
+    """b and a of a stable filter of this order."""
+    b, a = rand(*batch, order + 1, dtype=dtype), rand(*batch, order + 1, seed=1, dtype=dtype)
+    a = 0.5 * a / a.abs().sum(-1, keepdim=True)  # |a[k]| sum to less than a[0]: stable
+    a[..., 0] = 1.5
+    return b, a
 
 
 def inputs(length: int, dtype: type) -> np.ndarray[Any, Any]:

@@ -33,8 +33,7 @@ LEAST_WORK = 1 << 18
 MOST_CHANNELS, MOST_OF_SECOND_ORDER = 7, 2
 
 Powers = tuple[Tensor, Tensor]
-Scan = Callable[[Tensor, Tensor], Tensor]
-Reduce = Callable[[Tensor, Tensor], Tensor]
+OfTwo = Callable[[Tensor, Tensor], Tensor]
 
 
 def is_worth_cutting(order: int, length: int, channels: int) -> bool:
@@ -50,7 +49,7 @@ def chunk_count(length: int, channels: int) -> int:
 
 
 def scanned(
-    D: Tensor, g: Tensor, x: Tensor, reverse: bool, reduce: Reduce, scan: Scan
+    D: Tensor, g: Tensor, x: Tensor, reverse: bool, reduce: OfTwo, scan: OfTwo
 ) -> Tensor | None:
     """The response to x [batch…, L] of the states D [batch…, n, n] and g [batch…, n], whose batch
     broadcasts, in new memory; None where a power of M overflows.
@@ -124,8 +123,8 @@ def before_chunks(powers: list[Tensor], ends: Tensor) -> Tensor:
 
     z[k] begins as e[k−1]; the round of s adds Mˢᶜ z[k−s].
     """
-    z = pad(ends[..., :-1, :], (0, 0, 1, 0))
+    z, chunks = pad(ends[..., :-1, :], (0, 0, 1, 0)), ends.shape[-2]
     for i, D in enumerate(powers):
-        before = z[..., : -(2**i), :] if 2**i < z.shape[-2] else z[..., :0, :]
-        z = z + pad(before + product(D, before.mT).mT, (0, 0, z.shape[-2] - before.shape[-2], 0))
+        before = z[..., : chunks - 2**i, :]
+        z = z + pad(before + product(D, before.mT).mT, (0, 0, 2**i, 0))
     return z

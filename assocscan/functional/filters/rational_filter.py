@@ -229,7 +229,8 @@ def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
 def scan_of(
     op: Monoid, leaves: Sequence[Tensor], x: Tensor, axis: int, steps: Steps, init: Any = None
 ) -> Tensor:
-    """The scan of x with these coefficients, which have its dimensions and those of elements."""
+    """The scan of x. leaves: of the operator, before x; the dimensions of x come first in each, of
+    that size or 1, and the dimensions of its elements behind."""
     expanded = [t.expand(*x.shape, *t.shape[x.dim() :]) for t in leaves]
     y: Tensor = named_scan(
         FILTERED, op, (*expanded, x), axis, steps.reverse, False, init=init, offsets=steps.offsets,
@@ -367,9 +368,7 @@ def _add(left: Tensor, right: Tensor) -> Tensor:
     return left + right
 
 
-WEIGHTED_SUM = Monoid(
-    _add, identity=0.0, name="weighted_sum", element_ndim=(1, 0), lift=_weigh
-)  # fmt: skip
+WEIGHTED_SUM = Monoid(_add, identity=0.0, name="weighted_sum", element_ndim=(1, 0), lift=_weigh)
 # Exclusive scans: y[t] is made of the state before t and of x[t].
 FIRST_ORDER = Monoid(
     _follow_first, identity=(1.0, 0.0, 0.0), name="filter_of_first_order", lift=_enter_first,
