@@ -290,17 +290,20 @@ def lanes_memory(kernel: CudaKernel) -> SharedMemory:
     return SharedMemory(arrays, tuple(regions), (), tile.stages, tile.least)
 
 
+# Words of a message between the warps of a chain: the slope of four numbers, four times as many
+# numbers, a flag.
+MESSAGE_WORDS = 36
+
+
 def newton_memory(kernel: CudaKernel) -> SharedMemory:
     """The shared memory of `newton/newton_windows.cuh`, through which the warps of a chain exchange
     maps and states."""
     tile = kernel.tile
     assert isinstance(tile, LanesTile)
-    shape = tile.block_channels, tile.threads // 32 // tile.block_channels
+    chains, warps = tile.block_channels, tile.threads // 32 // tile.block_channels
     arrays = (
-        # Of each warp, the slope and the offset of its steps, and whether it is near a solution.
-        SharedArray("u32", "totals", (*shape, 32), 16),
-        # The state after the last step of each warp.
-        SharedArray("u32", "last", (*shape, 4), 16),
+        # Of each warp, two messages in turn.
+        SharedArray("u32", "messages", (chains, 2, warps, MESSAGE_WORDS), 16),
     )
     return SharedMemory(arrays, (), (), 0)
 

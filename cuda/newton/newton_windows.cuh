@@ -2,28 +2,33 @@
 // windows in one launch.
 //
 // A chain is one row of one channel. WARPS_PER_CHAIN warps of a block work on it, and CHAINS chains
-// share a block. Each thread has ITEMS adjacent steps of a window: their inputs, a guess of their
-// states, and the tangent of f at that guess are in its registers. An iteration is
+// share a block. Each thread has ITEMS adjacent steps of a window, with their inputs in registers,
+// and a guess of the state after them, `end`. The unknowns are the ends of all threads, not all
+// states (multiple shooting). An iteration is
 //
-// 1. f and its Jacobian at the guess before each step, all steps at once; the residual r[t] is
-//    f(g[t−1], x[t]) − g[t];
-// 2. the corrections d[t] = J[t] d[t−1] + r[t], an affine recurrence that starts from 0: composed by
-//    each thread for its steps, scanned across lanes by shuffles, and across warps through shared
-//    memory;
-// 3. g[t] += d[t]. Where that is LIMIT times as large as any f(g[t−1], x[t]) of the window, or not
-//    finite, g[t] becomes f(g[t−1], x[t]). Products of many slopes overshoot where a step hardly
-//    forgets; without the limit a chain of a GRU with weights around 2 walks many of its windows.
+// 1. each thread walks its steps from the end of the thread before, which gives the map F of its
+//    steps at that state, and the product J of their Jacobians; the residual r is F − end;
+// 2. the corrections d = J d' + r, where d' is that of the thread before, an affine recurrence that
+//    starts from 0: scanned across lanes by shuffles, and across warps through shared memory;
+// 3. end += d. Where that is LIMIT times as large as any F of the window, or not finite, the end
+//    becomes F. Products of many slopes overshoot where a step hardly forgets; without the limit a
+//    chain of a GRU with weights around 2 walks many of its windows.
 //
-// When all residuals of a chain were within the tolerance before step 3, its window is solved. After
-// MOST iterations without that it is walked, lane after lane, from the same registers. Either way the
-// last state of a window is exactly what the next one starts from. A chain does not wait for others.
+// When all residuals of a chain were within the tolerance before 3, each thread walks once more. If
+// it arrives at its end, within the tolerance, the window is solved; else iterations go on. After
+// MOST iterations the window is walked, lane after lane, from the same registers. Either way the last
+// state of a window is exactly what the next one starts from. A chain does not wait for others.
 // After each failure in a row, twice as many windows are walked without an attempt.
+//
+// Compared with a guess of every state: what a step forgets within ITEMS steps needs no iteration,
+// the scan has one map per thread, and no Jacobian is kept.
 //
 // What windows of which length cost: docs/performance/cuda.md.
 #pragma once
 
 constexpr int ALL_THREADS = THREADS;
 constexpr int WINDOW = 32 * WARPS_PER_CHAIN * ITEMS;
+static_assert(SLOPES + 4 * NUMBERS < MESSAGE_WORDS, "messages");
 constexpr int MOST_FAILED = 4;
 constexpr float LIMIT = 4, LARGEST = 0x1.fffffep127f;
 static_assert(THREADS == 32 * WARPS_PER_CHAIN * CHAINS && CHAINS < 16, "barriers");
@@ -37,7 +42,6 @@ struct Affine {
     float slope[SLOPES];
     Vector offset;
 };
-constexpr int AFFINE_WORDS = SLOPES + NUMBERS;
 
 INLINE Vector applied(const float (&slope)[SLOPES], const Vector& d, const Vector& offset) {
     Vector y;
@@ -52,20 +56,25 @@ INLINE Vector applied(const float (&slope)[SLOPES], const Vector& d, const Vecto
     }
     return y;
 }
-// `first`, then `second`.
-INLINE Affine composed(const Affine& first, const Affine& second) {
-    Affine y;
+// The slope of `first`, then of a map with slope `second`; the offset stays.
+INLINE Affine after(const float (&second)[SLOPES], const Affine& first) {
+    Affine y = first;
     if constexpr (DIAGONAL) {
-        UNROLL for (int i = 0; i < NUMBERS; ++i) y.slope[i] = second.slope[i] * first.slope[i];
+        UNROLL for (int i = 0; i < NUMBERS; ++i) y.slope[i] = second[i] * first.slope[i];
     } else {
         UNROLL for (int i = 0; i < NUMBERS; ++i)
             UNROLL for (int j = 0; j < NUMBERS; ++j) {
                 float sum = 0;
                 UNROLL for (int k = 0; k < NUMBERS; ++k)
-                    sum = fused(second.slope[i * NUMBERS + k], first.slope[k * NUMBERS + j], sum);
+                    sum = fused(second[i * NUMBERS + k], first.slope[k * NUMBERS + j], sum);
                 y.slope[i * NUMBERS + j] = sum;
             }
     }
+    return y;
+}
+// `first`, then `second`.
+INLINE Affine composed(const Affine& first, const Affine& second) {
+    Affine y = after(second.slope, first);
     y.offset = applied(second.slope, first.offset, second.offset);
     return y;
 }
@@ -86,9 +95,24 @@ INLINE Affine tangent_of(const Vector& h, const State& parameters, const Raw& x)
 }
 
 INLINE bool is_finite(float x) { return __builtin_fabsf(x) <= LARGEST; }  // NaN is not
+INLINE bool is_near(float residual, float h) {
+    return __builtin_fabsf(residual) <= TOLERANCE * (1 + __builtin_fabsf(h));
+}
 INLINE float larger(float x, float y) { return x > y ? x : y; }
 // The largest of all lanes; none is negative. NaN is larger than all others.
 INLINE float largest_of_lanes(float x) { return float_of(largest_of_lanes(bits_of(x))); }
+INLINE float limit(float size) { return LIMIT * size <= LARGEST ? LIMIT * size : LARGEST; }
+// A guess and its correction; where they are beyond the limit or not finite, f.
+INLINE Vector corrected(const Vector& guess, const Vector& d, const Vector& residual,
+                        const float (&limits)[NUMBERS]) {
+    Vector y;
+    bool lost = false;
+    UNROLL for (int n = 0; n < NUMBERS; ++n)
+        lost = lost || !(__builtin_fabsf(guess.at[n] + d.at[n]) <= limits[n]);
+    UNROLL for (int n = 0; n < NUMBERS; ++n)
+        y.at[n] = guess.at[n] + (lost ? residual.at[n] : d.at[n]);
+    return y;
+}
 INLINE float lane_up(float x) { return float_of(shuffle_up(bits_of(x), 1)); }
 INLINE Vector from_lane(const Vector& v, int lane) {
     Vector y;
@@ -111,10 +135,12 @@ struct Chain {
     const char* from[INPUT_COUNT];  // the inputs of step 0
     Raw next[ITEMS];                // the inputs of the thread's steps in the window after this one
     Raw x[ITEMS];                   // and in this one
-    Vector g[ITEMS];                // the guess of the states after them
+    Vector g[ITEMS];                // the states after them
     int row, channel, mine, part, lane;
     i64 first;                      // the thread's first step
-    int iterations, walked;
+    int count;                      // how many steps it has in the window
+    Vector last;                    // the state after the window
+    int turn, iterations, walked;
 
     INLINE_MEMBER int entry() const { return part * 32 + lane; }
     INLINE_MEMBER void load(const Params& P, i64 step) {
@@ -125,16 +151,13 @@ struct Chain {
     INLINE_MEMBER void meet() const {
         if constexpr (WARPS_PER_CHAIN > 1) wait_for(1 + mine, 32 * WARPS_PER_CHAIN);
     }
-    // The last state of the warps before, for the first lane of a warp; else of the lane before.
-    INLINE_MEMBER Vector state_before(const Shared& shared) const {
-        Vector y;
-        UNROLL for (int i = 0; i < NUMBERS; ++i) y.at[i] = lane_up(g[ITEMS - 1].at[i]);
-        if (lane == 0)
-            UNROLL for (int i = 0; i < NUMBERS; ++i)
-                y.at[i] = part == 0 ? numbers_of(carry).at[i]
-                                    : float_of(shared.last[mine][part == 0 ? 0 : part - 1][i]);
-        return y;
+    // Where a warp tells the others of its chain something. Two take turns, so that one is written
+    // while the other is read.
+    INLINE_MEMBER u32 (*next_messages(Shared& shared))[MESSAGE_WORDS] {
+        turn ^= 1;
+        return shared.messages[mine][turn];
     }
+    INLINE_MEMBER bool exists(int i) const { return i < count; }
     static INLINE_MEMBER Vector numbers_of(const State& s) {
         Vector y;
         get_numbers(s, y.at);
@@ -142,102 +165,127 @@ struct Chain {
     }
 
     // Iterates in the window. Returns whether it is solved; all threads of the chain agree.
-    INLINE_MEMBER bool solve(const Params& P, Shared& shared) {
+    INLINE_MEMBER bool solve(Shared& shared) {
         const Vector entering = numbers_of(carry);
         bool finite = true;
         UNROLL for (int n = 0; n < NUMBERS; ++n) finite = finite && is_finite(entering.at[n]);
         if (!finite) return false;
-        UNROLL for (int i = 0; i < ITEMS; ++i) g[i] = entering;
+        Vector start = entering, end = entering;  // of the thread's steps
         ROLLED for (int k = 0; k < MOST; ++k) {
             ++iterations;
-            Affine steps[ITEMS], all = nothing();
-            bool near = true;
-            float size[NUMBERS];  // the largest |f|
-            UNROLL for (int n = 0; n < NUMBERS; ++n) size[n] = __builtin_fabsf(entering.at[n]);
-            Vector p = k == 0 ? entering : state_before(shared);
+            Affine all = nothing();
+            Vector p = start, r;
             UNROLL for (int i = 0; i < ITEMS; ++i) {
-                if (first + i < P.length) {
-                    steps[i] = tangent_of(p, carry, x[i]);
-                } else {  // beyond the end the state stays
-                    steps[i] = nothing();
-                    steps[i].offset = p;
-                }
-                UNROLL for (int n = 0; n < NUMBERS; ++n) {
-                    size[n] = larger(__builtin_fabsf(steps[i].offset.at[n]), size[n]);
-                    const float r = steps[i].offset.at[n] - g[i].at[n];
-                    near = near && __builtin_fabsf(r) <=
-                                       TOLERANCE * (1 + __builtin_fabsf(g[i].at[n]));
-                    steps[i].offset.at[n] = r;
-                }
-                all = composed(all, steps[i]);
-                p = g[i];
+                const Affine step = tangent_of(p, carry, x[i]);
+                const Affine both = after(step.slope, all);
+                UNROLL for (int j = 0; j < SLOPES; ++j)
+                    all.slope[j] = exists(i) ? both.slope[j] : all.slope[j];
+                UNROLL for (int n = 0; n < NUMBERS; ++n)
+                    p.at[n] = exists(i) ? step.offset.at[n] : p.at[n];
             }
+            bool near = true;
+            float size[NUMBERS];  // the largest |F|
+            UNROLL for (int n = 0; n < NUMBERS; ++n) {
+                size[n] = larger(__builtin_fabsf(p.at[n]), __builtin_fabsf(entering.at[n]));
+                r.at[n] = p.at[n] - end.at[n];
+                near = near && is_near(r.at[n], end.at[n]);
+            }
+            all.offset = r;
             UNROLL for (int d = 1; d < 32; d *= 2) {
                 const Affine both = composed(affine_up(all, d), all);
                 if (lane >= d) all = both;
             }
             near = all_lanes(near);
             UNROLL for (int n = 0; n < NUMBERS; ++n) size[n] = largest_of_lanes(size[n]);
-            Vector d;
+            Vector d, first_start = entering;  // at the end of the warps before; the warp's start
             UNROLL for (int n = 0; n < NUMBERS; ++n) d.at[n] = 0;
             if constexpr (WARPS_PER_CHAIN > 1) {
+                auto* const messages = next_messages(shared);
                 if (lane == 31) {
-                    u32* const to = shared.totals[mine][part];
-                    UNROLL for (int i = 0; i < SLOPES; ++i) to[i] = bits_of(all.slope[i]);
-                    UNROLL for (int n = 0; n < NUMBERS; ++n)
-                        to[SLOPES + n] = bits_of(all.offset.at[n]);
-                    to[AFFINE_WORDS] = near;
-                    UNROLL for (int n = 0; n < NUMBERS; ++n)
-                        to[AFFINE_WORDS + 1 + n] = bits_of(size[n]);
+                    u32* to = messages[part];
+                    UNROLL for (int i = 0; i < SLOPES; ++i) *to++ = bits_of(all.slope[i]);
+                    UNROLL for (int n = 0; n < NUMBERS; ++n) *to++ = bits_of(all.offset.at[n]);
+                    UNROLL for (int n = 0; n < NUMBERS; ++n) *to++ = bits_of(end.at[n]);
+                    UNROLL for (int n = 0; n < NUMBERS; ++n) *to++ = bits_of(r.at[n]);
+                    UNROLL for (int n = 0; n < NUMBERS; ++n) *to++ = bits_of(size[n]);
+                    *to = near;
                 }
                 meet();
+                Vector ended = entering, left;  // the end of the warp before, and its residual
+                UNROLL for (int n = 0; n < NUMBERS; ++n) left.at[n] = 0;
                 UNROLL for (int q = 0; q < WARPS_PER_CHAIN; ++q) {
-                    const u32* const of = shared.totals[mine][q];
-                    near = near && of[AFFINE_WORDS];
+                    const u32* of = messages[q];
+                    near = near && of[SLOPES + 4 * NUMBERS];
                     UNROLL for (int n = 0; n < NUMBERS; ++n)
-                        size[n] = larger(size[n], float_of(of[AFFINE_WORDS + 1 + n]));
+                        size[n] = larger(size[n], float_of(of[SLOPES + 3 * NUMBERS + n]));
                     if (q < part) {
                         Affine a;
                         UNROLL for (int i = 0; i < SLOPES; ++i) a.slope[i] = float_of(of[i]);
-                        UNROLL for (int n = 0; n < NUMBERS; ++n)
+                        UNROLL for (int n = 0; n < NUMBERS; ++n) {
                             a.offset.at[n] = float_of(of[SLOPES + n]);
+                            ended.at[n] = float_of(of[SLOPES + NUMBERS + n]);
+                            left.at[n] = float_of(of[SLOPES + 2 * NUMBERS + n]);
+                        }
                         d = applied(a.slope, d, a.offset);
                     }
                 }
+                UNROLL for (int n = 0; n < NUMBERS; ++n) size[n] = limit(size[n]);
+                first_start = corrected(ended, d, left, size);
+            } else {
+                UNROLL for (int n = 0; n < NUMBERS; ++n) size[n] = limit(size[n]);
             }
-            UNROLL for (int n = 0; n < NUMBERS; ++n)
-                size[n] = LIMIT * size[n] <= LARGEST ? LIMIT * size[n] : LARGEST;
-            const Affine earlier = affine_up(all, 1);
-            if (lane > 0) d = applied(earlier.slope, d, earlier.offset);
-            UNROLL for (int i = 0; i < ITEMS; ++i) {
-                d = applied(steps[i].slope, d, steps[i].offset);
-                bool lost = false;
-                UNROLL for (int n = 0; n < NUMBERS; ++n)
-                    lost = lost || !(__builtin_fabsf(g[i].at[n] + d.at[n]) <= size[n]);
-                UNROLL for (int n = 0; n < NUMBERS; ++n)
-                    g[i].at[n] += lost ? steps[i].offset.at[n] : d.at[n];
+            end = corrected(end, applied(all.slope, d, all.offset), r, size);
+            UNROLL for (int n = 0; n < NUMBERS; ++n) {
+                const float up = lane_up(end.at[n]);
+                start.at[n] = lane == 0 ? first_start.at[n] : up;
             }
-            if constexpr (WARPS_PER_CHAIN > 1) {
-                if (lane == 31)
-                    UNROLL for (int n = 0; n < NUMBERS; ++n)
-                        shared.last[mine][part][n] = bits_of(g[ITEMS - 1].at[n]);
-                meet();
-            }
-            if (near) return true;
+            if (near && arrives(shared, start, end)) return true;
         }
         return false;
     }
+    // Walks each thread's steps from `start`. Returns whether all arrive near their `end`.
+    INLINE_MEMBER bool arrives(Shared& shared, const Vector& start, const Vector& end) {
+        State s = carry;
+        put_numbers(s, start.at);
+        UNROLL for (int i = 0; i < ITEMS; ++i) {
+            Out out;
+            const Vector to = numbers_of(advance(s, ready_of(s, x[i], false), out));
+            g[i] = numbers_of(s);
+            UNROLL for (int n = 0; n < NUMBERS; ++n)
+                g[i].at[n] = exists(i) ? to.at[n] : g[i].at[n];
+            put_numbers(s, g[i].at);
+        }
+        bool near = true;
+        UNROLL for (int n = 0; n < NUMBERS; ++n)
+            near = near && is_near(g[ITEMS - 1].at[n] - end.at[n], end.at[n]);
+        near = all_lanes(near);
+        if constexpr (WARPS_PER_CHAIN > 1) {
+            auto* const messages = next_messages(shared);
+            if (lane == 31) {
+                messages[part][NUMBERS] = near;
+                UNROLL for (int n = 0; n < NUMBERS; ++n)
+                    messages[part][n] = bits_of(g[ITEMS - 1].at[n]);
+            }
+            meet();
+            UNROLL for (int q = 0; q < WARPS_PER_CHAIN; ++q) near = near && messages[q][NUMBERS];
+            UNROLL for (int n = 0; n < NUMBERS; ++n)
+                last.at[n] = float_of(messages[WARPS_PER_CHAIN - 1][n]);
+        } else {
+            last = from_lane(g[ITEMS - 1], 31);
+        }
+        return near;
+    }
 
     // Walks along the window: one lane after the other takes its steps.
-    INLINE_MEMBER void walk(const Params& P, Shared& shared) {
+    INLINE_MEMBER void walk(Shared& shared) {
         ++walked;
         State s = carry;
         ROLLED for (int q = 0; q < WARPS_PER_CHAIN; ++q) {
-            if (q == part) {
+            if (q == part)
                 ROLLED for (int l = 0; l < 32; ++l) {
                     if (l == lane)
                         UNROLL for (int i = 0; i < ITEMS; ++i) {
-                            if (first + i < P.length) {
+                            if (exists(i)) {
                                 Out out;
                                 s = advance(s, ready_of(s, x[i], false), out);
                             }
@@ -245,46 +293,44 @@ struct Chain {
                         }
                     put_numbers(s, from_lane(numbers_of(s), l).at);
                 }
-                if (WARPS_PER_CHAIN > 1 && lane == 31)
+            if constexpr (WARPS_PER_CHAIN > 1) {
+                auto* const messages = next_messages(shared);
+                if (q == part && lane == 31)
                     UNROLL for (int n = 0; n < NUMBERS; ++n)
-                        shared.last[mine][q][n] = bits_of(g[ITEMS - 1].at[n]);
+                        messages[q][n] = bits_of(g[ITEMS - 1].at[n]);
+                meet();
+                Vector ended;
+                UNROLL for (int n = 0; n < NUMBERS; ++n) ended.at[n] = float_of(messages[q][n]);
+                put_numbers(s, ended.at);
             }
-            meet();
-            if (WARPS_PER_CHAIN > 1) put_numbers(s, last_of(shared, q).at);
         }
-    }
-    INLINE_MEMBER Vector last_of(const Shared& shared, int warp) const {
-        Vector y;
-        UNROLL for (int n = 0; n < NUMBERS; ++n) y.at[n] = float_of(shared.last[mine][warp][n]);
-        return y;
+        last = numbers_of(s);
     }
 
     INLINE_MEMBER void run(const Params& P, Shared& shared) {
         carry = load_init(P, row, channel, 0);
         find_inputs(from, P, row, channel);
-        iterations = walked = 0;
+        turn = iterations = walked = 0;
         int failed = 0, skip = 0;
         const i64 offset = (i64)entry() * ITEMS;
         load(P, offset);
         ROLLED for (i64 begin = 0; begin < P.length; begin += WINDOW) {
             first = begin + offset;
+            count = P.length - first < ITEMS ? (int)(P.length - first) : ITEMS;
             UNROLL for (int i = 0; i < ITEMS; ++i) x[i] = next[i];
             load(P, first + WINDOW);
-            const bool solved = skip == 0 && solve(P, shared);
-            if (!solved) walk(P, shared);
+            const bool solved = skip == 0 && solve(shared);
+            if (!solved) walk(shared);
             failed = solved ? 0 : skip > 0 || failed == MOST_FAILED ? failed : failed + 1;
             skip = skip > 0 ? skip - 1 : (1 << failed) - 1;
-            const Vector last = WARPS_PER_CHAIN > 1 ? last_of(shared, WARPS_PER_CHAIN - 1)
-                                                    : from_lane(g[ITEMS - 1], 31);
             State s = carry;
             UNROLL for (int i = 0; i < ITEMS; ++i)
-                if (first + i < P.length) {
+                if (exists(i)) {
                     put_numbers(s, g[i].at);
                     store_out(P, row, channel, first + i,
                               lower(s, x[i], first + i + 1 == P.length));
                 }
             put_numbers(carry, last.at);
-            meet();  // `last` has been read: the next window writes others
         }
         if (entry() == 0) {
             if (HAS_FINAL) store_final(P, row, channel, 0, carry);

@@ -7,11 +7,10 @@ import functools
 from collections.abc import Sequence
 
 from ...autodiff.newton_operator import NewtonOperator, derive_newton
-from ...program.cpp_and_triton_expressions import CPP
 from ...program.dtypes import CPP_MEMORY
 from ...program.operator import Operator, spans
 from .. import parameters
-from ..kernel import CudaKernel, LanesTile
+from ..kernel import MESSAGE_WORDS, CudaKernel, LanesTile
 from ..source import (
     NEVER_CUT,
     NOT_PACKED,
@@ -23,7 +22,7 @@ from ..source import (
     shared_memory,
     store_final,
 )
-from ..walk.step import step_source, walk_step
+from ..walk.step import CPP, by_powers_of_two, depending_on, fused, step_source, walk_step
 
 
 @functools.lru_cache(maxsize=256)
@@ -62,6 +61,7 @@ def constants(kernel: CudaKernel) -> str:
         "int MOST": kernel.newton.max_iterations,
         "float TOLERANCE": f"{float(kernel.newton.tolerance).hex()}f",
         "int NUMBERS": count,
+        "int MESSAGE_WORDS": MESSAGE_WORDS,
         "bool DIAGONAL": str(newton.is_diagonal).lower(),
         "int SLOPES": count if newton.is_diagonal else count * count,
         "int INPUT_COUNT": max(len(kernel.inputs), 1),
@@ -87,7 +87,9 @@ def tangent_source(op: Operator) -> str:
     results = [f"f[{k}]" for k in range(count)] + [
         f"slope[{place(newton, row, column, count)}]" for row, column in newton.entries
     ]
-    lines = CPP.statements(newton.tangent, given, results)
+    moving = depending_on(newton.tangent, set(range(count)))
+    program = fused(by_powers_of_two(newton.tangent, moving, False))
+    lines = CPP.statements(program, given, results)
     return "\n".join(
         [
             function("INLINE void tangent(const float* h, const State& a, const Raw& x, float* f, "

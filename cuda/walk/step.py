@@ -98,7 +98,12 @@ def moving_of(program: Program, carried: Sequence[int]) -> frozenset[int]:
     """The values that depend on a state component that the step changes, as it does not change
     parameters."""
     changed = zip(carried, program.outputs, strict=False)
-    found = {c for c, value in changed if value != c}
+    return depending_on(program, {c for c, value in changed if value != c})
+
+
+def depending_on(program: Program, inputs: set[int]) -> frozenset[int]:
+    """The values that depend on these inputs, and the inputs."""
+    found = set(inputs)
     for value, instruction in enumerate(program.instructions, len(program.inputs)):
         if not found.isdisjoint(instruction.args):
             found.add(value)
