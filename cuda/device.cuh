@@ -36,6 +36,8 @@ INLINE u32 shuffle_down(u32 x, int lanes) { return __shfl_down_sync(EVERY_LANE, 
 INLINE u32 shuffle_from(u32 x, int lane) { return __shfl_sync(EVERY_LANE, x, lane); }
 INLINE u32 shuffle_xor(u32 x, int mask) { return __shfl_xor_sync(EVERY_LANE, x, mask); }
 INLINE bool all_lanes(bool x) { return __all_sync(EVERY_LANE, x); }
+// A bit for each lane.
+INLINE u32 lanes_where(bool x) { return __ballot_sync(EVERY_LANE, x); }
 INLINE u32 largest_of_lanes(u32 x) { return __reduce_max_sync(EVERY_LANE, x); }
 INLINE void sync_warp() { __syncwarp(); }
 // Sets bits of a word in shared memory, which other lanes may change at the same time.

@@ -290,8 +290,8 @@ def lanes_memory(kernel: CudaKernel) -> SharedMemory:
     return SharedMemory(arrays, tuple(regions), (), tile.stages, tile.least)
 
 
-# Words of a message between the warps of a chain: the slope of four numbers, four times as many
-# numbers, a flag.
+# Words of a message between warps: a slope of four numbers by four, and four times four numbers. A
+# multiple of four, and no multiple of eight: messages of several chains are in different banks.
 MESSAGE_WORDS = 36
 
 
@@ -300,11 +300,8 @@ def newton_memory(kernel: CudaKernel) -> SharedMemory:
     maps and states."""
     tile = kernel.tile
     assert isinstance(tile, LanesTile)
-    chains, warps = tile.block_channels, tile.threads // 32 // tile.block_channels
-    arrays = (
-        # Of each warp, two messages in turn.
-        SharedArray("u32", "messages", (chains, 2, warps, MESSAGE_WORDS), 16),
-    )
+    shape = 2, tile.threads // 32, tile.block_channels, MESSAGE_WORDS
+    arrays = (SharedArray("u32", "messages", shape, 16),)  # two that take turns, of each warp
     return SharedMemory(arrays, (), (), 0)
 
 

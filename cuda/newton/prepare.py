@@ -30,11 +30,8 @@ REPORT = 3
 MOST_NUMBERS = 4
 # Steps per thread, for states of one number; threads of more numbers have fewer.
 ITEMS = 8
-# Warps per chain where a multiprocessor has one chain, and the most warps of a block.
-MOST_WARPS, BLOCK_WARPS = 8, 16
-# Chains that are adjacent in memory share a block, so that the sectors in which they lie are read
-# once.
-MOST_CHAINS = 4
+# The most warps of a block, and the most chains, which are adjacent in memory.
+MOST_WARPS, MOST_CHAINS = 16, 8
 
 
 def why_not(spec: Spec) -> str | None:
@@ -119,31 +116,29 @@ def build(spec: Spec, layout: Layout) -> LoadedKernel:
 
 
 def choose_tile(spec: Spec, chains: int, lanes: CollapsedDim | None) -> LanesTile:
-    """How many chains share a block, how many warps work on one, and how many steps a thread has.
+    """How many chains share a block, how many warps it has, and how many steps a thread takes.
 
-    With few chains there are many warps for each, whose windows are long; with many chains their
-    number is what fills the GPU, and shorter windows need fewer iterations."""
+    A multiprocessor has one block. With few chains each has one to itself, whose windows are long.
+    With more, adjacent chains share one: sectors of memory are read once, and windows are shorter."""
     count = len(numbers_of(spec.operator))
     share = -(-chains // processors(spec.device))  # of a multiprocessor
     together = 1
     while 2 * together <= min(share, MOST_CHAINS, lanes.size if lanes else 1):
         together *= 2
-    warps = MOST_WARPS
-    while warps > 1 and warps * together > BLOCK_WARPS:
-        warps //= 2
     items = max(1, ITEMS // count)
-    while warps > 1 and 32 * warps * items >= 2 * spec.length:
+    warps = MOST_WARPS
+    while warps > 1 and 32 // together * warps * items >= 2 * spec.length:
         warps //= 2
-    return LanesTile(32 * warps * together, together, 1, items, 0)
+    return LanesTile(32 * warps, together, 1, items, 0)
 
 
 def plan_of(spec: Spec, layout: Layout, built: LoadedKernel) -> Plan:
     tile = built.kernel.tile
     assert isinstance(tile, LanesTile)
-    warps = tile.threads // 32 // tile.block_channels
+    warps, chains = tile.threads // 32, tile.block_channels
     return Plan(
         spec.operator.name, (spec.chains, spec.length, 1), "cuda (newton)",
-        f"{32 * warps * tile.items} steps, {warps} warps for each of {tile.block_channels} chains",
+        f"{32 // chains * warps * tile.items} steps of {chains} chains, {warps} warps",
         f"{built.grid} blocks", layout.bytes_moved(spec.batch),
         "windows are solved by Newton's method, and walked where it does not converge",
     )  # fmt: skip

@@ -56,7 +56,6 @@ def constants(kernel: CudaKernel) -> str:
     values = {
         "int THREADS": tile.threads,
         "int CHAINS": tile.block_channels,
-        "int WARPS_PER_CHAIN": tile.threads // 32 // tile.block_channels,
         "int ITEMS": tile.items,
         "int MOST": kernel.newton.max_iterations,
         "float TOLERANCE": f"{float(kernel.newton.tolerance).hex()}f",
@@ -108,27 +107,32 @@ def place(newton: NewtonOperator, row: int, column: int, count: int) -> int:
 
 
 def inputs(kernel: CudaKernel) -> Sequence[str]:
-    """`find_inputs`, the addresses of a chain's inputs at step 0, and `load_raw`, a step's inputs.
-    Scalar by scalar: what neighbouring chains read comes from the first-level cache."""
+    """How inputs are read: `find_inputs`, the addresses of a chain's inputs at a step,
+    `advance_inputs`, which adds some steps, and `load_raw`, the inputs so many steps further. Scalar
+    by scalar: adjacent lanes read adjacent chains."""
     op = kernel.operator
     kinds = op.lift.inputs
-    found, read = [], []
+    found, advanced, read = [], [], []
     for j, k in enumerate(kernel.inputs):
-        found.append(f"from[{j}] = {carry_address('input', j, along=False)};")
+        along = f"P.input_step[{j}]"
+        found.append(f"from[{j}] = {carry_address('input', j, along=False)} + step * {along};")
+        advanced.append(f"from[{j}] += (REVERSE ? -steps : steps) * {along};")
         leaf = kernel.leaf["input", k]
         memory = CPP_MEMORY[leaf.dtype]
-        read.append(f"const {memory}* p{j} = (const {memory}*)(from[{j}] + step * "
-                    f"P.input_step[{j}]);")  # fmt: skip
+        read.append(f"const {memory}* p{j} = (const {memory}*)(from[{j}] + "
+                    f"(REVERSE ? -steps : steps) * {along});")  # fmt: skip
         for n, c in enumerate(spans(op.inputs)[k]):
             if c in op.used_inputs:
                 kind = CPP.types[kinds[c]]
                 read.append(f"x.x{c} = from_memory<{kind}>(p{j}[{leaf.offsets[n]}]);")
-    finding = "find_inputs(const char** from, const Params& P, int row, i64 channel)"
-    loading = "load_raw(Raw& x, const Params& P, const char* const* from, i64 step)"
+    finding = "find_inputs(const char** from, const Params& P, int row, i64 channel, i64 step)"
+    advancing = "advance_inputs(const char** from, const Params& P, i64 steps)"
+    loading = "load_raw(Raw& x, const Params& P, const char* const* from, i64 steps)"
     unused = "(void)from, (void)P, (void)row, (void)channel;"
     return [
-        function(f"INLINE void {finding}", unused, found),
-        function(f"INLINE void {loading}", "(void)x, (void)from;", [AT, *read]),
+        function(f"INLINE void {finding}", unused, [AT, *found]),
+        function(f"INLINE void {advancing}", "(void)from, (void)P, (void)steps;", advanced),
+        function(f"INLINE void {loading}", "(void)x, (void)from, (void)steps;", read),
     ]
 
 

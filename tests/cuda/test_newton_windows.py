@@ -87,7 +87,7 @@ def test_edges_of_windows(engine: str, length: int, channels: int, dtype: torch.
     check(engine, "gated", (1, length, channels), dtype, length % 2 == 0)
 
 
-TILES = {"one warp": (1, 1, 4), "one step": (2, 2, 1), "four chains": (2, 4, 2)}
+TILES = {"one warp": (1, 1, 4), "one step": (2, 2, 1), "four chains": (2, 4, 2), "more": (3, 8, 3)}
 
 
 @pytest.mark.thinned(2)
@@ -95,9 +95,9 @@ TILES = {"one warp": (1, 1, 4), "one step": (2, 2, 1), "four chains": (2, 4, 2)}
 @pytest.mark.parametrize("name", ["gated", "two numbers"])
 @pytest.mark.parametrize("tile", TILES)
 def test_forced_tiles(engine: str, tile: str, name: str) -> None:
-    """One warp for a chain, threads of one step, blocks whose last chains do not exist."""
+    """One warp, threads of one step, blocks whose last chains do not exist."""
     warps, chains, items = TILES[tile]
-    made = LanesTile(32 * warps * chains, chains, 1, items, 0)
+    made = LanesTile(32 * warps, chains, 1, items, 0)
     with mock.patch.object(newton, "choose_tile", lambda *_: made):
         check(engine, name, (1, 300, 6), torch.float32, False)
 

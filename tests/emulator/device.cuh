@@ -52,6 +52,13 @@ INLINE bool all_lanes(bool x) {
         if (!m.values[kept][k]) return false;
     return true;
 }
+INLINE u32 lanes_where(bool x) {
+    emulator::Meeting& m = emulator::warp_of(emulator::machine->current);
+    const u64 kept = emulator::meet(m, 32, true, (int)lane_index(), x);
+    u32 bits = 0;
+    for (int k = 0; k < 32; ++k) bits |= (u32)(m.values[kept][k] != 0) << k;
+    return bits;
+}
 INLINE void sync_warp() { emulator::meet(emulator::warp_of(emulator::machine->current), 32, true); }
 INLINE void set_shared_bits(u32* word, u32 bits) { *word |= bits; }
 INLINE void store_zeros(u32* four) { memset(four, 0, 16); }
