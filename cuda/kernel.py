@@ -17,6 +17,7 @@ import torch
 
 from ..engines.base.layout import scalar_size
 from ..engines.base.scan_spec import NewtonOptions
+from ..program.dtypes import EXACT_DTYPES
 from ..program.operator import Operator, spans
 
 
@@ -295,13 +296,44 @@ def lanes_memory(kernel: CudaKernel) -> SharedMemory:
 MESSAGE_WORDS = 36
 
 
+def numbers_of(op: Operator) -> list[int]:
+    """The state components that a step changes, in order."""
+    moving = range(len(op.state) - len(op.inputs) - len(op.constant))
+    state = spans(op.state)
+    return [c for k in moving for c in state[k]]
+
+
+def raw_words(op: Operator) -> int:
+    """32-bit words of the inputs of a step that the operator reads."""
+    return sum(words_of(op.lift.inputs[c]) for c in op.used_inputs)
+
+
+def words_of(kind: str) -> int:
+    return -(-scalar_size(EXACT_DTYPES[kind]) // 4)
+
+
+def newton_plane(tile: LanesTile) -> int:
+    """Words of a plane of `steps`. One step of padding per thread lets the threads of a warp use
+    different banks."""
+    return tile.threads * (tile.items + newton_padding(tile))
+
+
+def newton_padding(tile: LanesTile) -> int:
+    return 1 - tile.items % 2
+
+
 def newton_memory(kernel: CudaKernel) -> SharedMemory:
     """The shared memory of `newton/newton_windows.cuh`, through which the warps of a chain exchange
     maps and states."""
     tile = kernel.tile
     assert isinstance(tile, LanesTile)
     shape = 2, tile.threads // 32, tile.block_channels, MESSAGE_WORDS
-    arrays = (SharedArray("u32", "messages", shape, 16),)  # two that take turns, of each warp
+    words = raw_words(kernel.operator) + len(numbers_of(kernel.operator))
+    arrays = (
+        SharedArray("u32", "messages", shape, 16),  # two that take turns, of each warp
+        # Word by word, the inputs of all steps of a window and the states after them.
+        SharedArray("u32", "steps", (words * newton_plane(tile),), 16),
+    )
     return SharedMemory(arrays, (), (), 0)
 
 

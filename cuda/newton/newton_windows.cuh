@@ -3,9 +3,9 @@
 //
 // A chain is one row of one channel. A block has CHAINS of them, which are adjacent in memory: lane l
 // of every warp works on chain l % CHAINS, so that SLOTS threads of a warp share one, and the lanes
-// that read a step's row are adjacent. Each thread has ITEMS adjacent steps of a window, with their
-// inputs in registers, and a guess of the state after them, `end`. The unknowns are these ends alone,
-// not all states (multiple shooting). An iteration is
+// that read a step's row are adjacent. Each thread has ITEMS adjacent steps of a window, whose inputs
+// it keeps in shared memory, and a guess of the state after them, `end`. The unknowns are these ends
+// alone, not all states (multiple shooting). An iteration is
 //
 // 1. each thread walks its steps from the end of the thread before, which gives the map F of its
 //    steps at that state, and the product J of their Jacobians; the residual r is F − end;
@@ -16,13 +16,14 @@
 //
 // When all residuals of a chain were within the tolerance before 3, each thread walks its steps once
 // more. If all arrive at their ends, within the tolerance, the window is solved; else iterations go
-// on. After MOST iterations the window is walked, thread after thread, from the same registers.
+// on. After MOST iterations the window is walked, thread after thread.
 // Either way the last state of a window is exactly what the next one starts from. The chains of a
 // block take windows together, but what one of them gives does not depend on the others. After each
 // failure in a row, twice as many windows of a chain are walked without an attempt.
 //
 // Compared with a guess of every state: what a step forgets within ITEMS steps needs no iteration,
-// the scan has one map per thread, and no Jacobian is kept.
+// the scan has one map per thread, and no Jacobian is kept. Steps are walked in loops of a few steps:
+// all steps of a thread in one piece would be more code than the instruction caches feed.
 //
 // What windows of which length cost: docs/performance/cuda.md.
 #pragma once
@@ -34,6 +35,7 @@ constexpr float LIMIT = 4, LARGEST = 0x1.fffffep127f;
 // The lanes of the first chain, as bits.
 constexpr u32 LANES_OF_FIRST = 0xffffffffu / (u32)(((u64)1 << CHAINS) - 1);
 static_assert(THREADS % 32 == 0 && 32 % CHAINS == 0, "lanes");
+constexpr int AT_ONCE = 4;  // steps of a loop that are unrolled
 
 // The numbers of a state that a step changes.
 struct Vector {
@@ -147,8 +149,7 @@ struct Chain {
     State carry;                    // the state before the window; parameters among its components
     const char* from[INPUT_COUNT];  // the inputs of the first step of the thread's next window
     Raw next[ITEMS];                // the inputs of the thread's steps in the window after this one
-    Raw x[ITEMS];                   // and in this one
-    Vector g[ITEMS];                // the states after them
+    u32* own;                       // in shared memory, those in this one and the states after them
     Vector last;                    // the state after the window
     i64 first;                      // the thread's first step
     int count;                      // how many steps it has in the window
@@ -161,7 +162,21 @@ struct Chain {
             if (exists && step + i < P.length) load_raw(next[i], P, from, i);
         advance_inputs(from, P, WINDOW);
     }
-    INLINE_MEMBER bool has(int i) const { return i < count; }
+    INLINE_MEMBER Raw x(int i) const {
+        Raw y;
+        get_raw(own + i * CHAINS, y);
+        return y;
+    }
+    INLINE_MEMBER Vector g(int i) const {
+        Vector y;
+        UNROLL for (int n = 0; n < NUMBERS; ++n)
+            get_words(own + (RAW_WORDS + n) * PLANE + i * CHAINS, y.at[n]);
+        return y;
+    }
+    INLINE_MEMBER void put_g(int i, const Vector& y) const {
+        UNROLL for (int n = 0; n < NUMBERS; ++n)
+            put_words(own + (RAW_WORDS + n) * PLANE + i * CHAINS, y.at[n]);
+    }
     // Of all chains of the block, as every warp has lanes of each.
     static INLINE_MEMBER bool any(bool x) { return !all_lanes(!x); }
     // Of all lanes of the warp that have this chain.
@@ -204,13 +219,10 @@ struct Chain {
             iterations += pending;
             Affine map = nothing();
             Vector p = start, r;
-            UNROLL for (int i = 0; i < ITEMS; ++i) {
-                const Affine step = tangent_of(p, carry, x[i]);
-                const Affine both = after(step.slope, map);
-                UNROLL for (int j = 0; j < SLOPES; ++j)
-                    map.slope[j] = has(i) ? both.slope[j] : map.slope[j];
-                UNROLL for (int n = 0; n < NUMBERS; ++n)
-                    p.at[n] = has(i) ? step.offset.at[n] : p.at[n];
+            UNROLL_BY(AT_ONCE) for (int i = 0; i < count; ++i) {
+                const Affine step = tangent_of(p, carry, x(i));
+                map = after(step.slope, map);
+                p = step.offset;
             }
             bool near = true;
             u32 sizes[NUMBERS];
@@ -236,7 +248,7 @@ struct Chain {
                 }
                 sync_block();
                 u32 signs = 0;
-                UNROLL for (int q = 0; q < WARPS; ++q) {
+                UNROLL_BY(AT_ONCE) for (int q = 0; q < WARPS; ++q) {
                     const Message& of = message(shared, q);
                     signs |= of.sizes[0];
                     UNROLL for (int n = 0; n < NUMBERS; ++n)
@@ -264,28 +276,26 @@ struct Chain {
     INLINE_MEMBER bool arrives(Shared& shared, const Vector& start, const Vector& end) {
         State s = carry;
         put_numbers(s, start.at);
-        UNROLL for (int i = 0; i < ITEMS; ++i) {
+        UNROLL_BY(AT_ONCE) for (int i = 0; i < count; ++i) {
             Out out;
-            const Vector before = numbers_of(s);
-            const Vector to = numbers_of(advance(s, ready_of(s, x[i], false), out));
-            UNROLL for (int n = 0; n < NUMBERS; ++n)
-                g[i].at[n] = has(i) ? to.at[n] : before.at[n];
-            put_numbers(s, g[i].at);
+            s = advance(s, ready_of(s, x(i), false), out);
+            put_g(i, numbers_of(s));
         }
+        const Vector arrived = numbers_of(s);
         bool near = true;
         UNROLL for (int n = 0; n < NUMBERS; ++n)
-            near = near && is_near(g[ITEMS - 1].at[n] - end.at[n], end.at[n]);
+            near = near && is_near(arrived.at[n] - end.at[n], end.at[n]);
         near = all(near);
         if constexpr (WARPS == 1) {
-            last = from_lane(g[ITEMS - 1], 32 - CHAINS + place);
+            last = from_lane(arrived, 32 - CHAINS + place);
             return near;
         }
         if (slot == SLOTS - 1) {
             Message& to = message(shared, warp);
-            to.end = g[ITEMS - 1], to.sizes[0] = near;
+            to.end = arrived, to.sizes[0] = near;
         }
         sync_block();
-        UNROLL for (int q = 0; q < WARPS; ++q) near = near && message(shared, q).sizes[0];
+        UNROLL_BY(AT_ONCE) for (int q = 0; q < WARPS; ++q) near = near && message(shared, q).sizes[0];
         last = message(shared, WARPS - 1).end;
         turn ^= 1;
         return near;
@@ -300,12 +310,10 @@ struct Chain {
             if (q == warp)
                 ROLLED for (int l = 0; l < SLOTS; ++l) {
                     if (l == slot && !solved)
-                        UNROLL for (int i = 0; i < ITEMS; ++i) {
-                            if (has(i)) {
-                                Out out;
-                                s = advance(s, ready_of(s, x[i], false), out);
-                            }
-                            g[i] = numbers_of(s);
+                        UNROLL_BY(AT_ONCE) for (int i = 0; i < count; ++i) {
+                            Out out;
+                            s = advance(s, ready_of(s, x(i), false), out);
+                            put_g(i, numbers_of(s));
                         }
                     put_numbers(s, from_lane(numbers_of(s), l * CHAINS + place).at);
                 }
@@ -322,6 +330,7 @@ struct Chain {
     INLINE_MEMBER void run(const Params& P, Shared& shared) {
         carry = load_init(P, row, channel, 0);
         first = (warp * SLOTS + slot) * ITEMS;
+        own = shared.steps + (warp * SLOTS + slot) * (ITEMS + PAD) * CHAINS + place;
         find_inputs(from, P, row, channel, first);
         turn = iterations = walked = 0;
         int failed = 0, skip = 0;
@@ -329,7 +338,7 @@ struct Chain {
         ROLLED for (i64 begin = 0; begin < P.length; begin += WINDOW, first += WINDOW) {
             const i64 left = P.length - first;
             count = !exists ? 0 : left < ITEMS ? (int)left : ITEMS;
-            UNROLL for (int i = 0; i < ITEMS; ++i) x[i] = next[i];
+            UNROLL for (int i = 0; i < ITEMS; ++i) put_raw(own + i * CHAINS, next[i]);
             load(P, first + WINDOW);
             const Vector entering = numbers_of(carry);
             tries = exists && skip == 0;
@@ -340,12 +349,10 @@ struct Chain {
             failed = solved ? 0 : skip > 0 || failed == MOST_FAILED ? failed : failed + 1;
             skip = skip > 0 ? skip - 1 : (1 << failed) - 1;
             State s = carry;
-            UNROLL for (int i = 0; i < ITEMS; ++i)
-                if (has(i)) {
-                    put_numbers(s, g[i].at);
-                    store_out(P, row, channel, first + i,
-                              lower(s, x[i], first + i + 1 == P.length));
-                }
+            UNROLL_BY(AT_ONCE) for (int i = 0; i < count; ++i) {
+                put_numbers(s, g(i).at);
+                store_out(P, row, channel, first + i, lower(s, x(i), first + i + 1 == P.length));
+            }
             put_numbers(carry, last.at);
         }
         if (exists && warp == 0 && slot == 0) {

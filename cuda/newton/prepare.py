@@ -18,10 +18,10 @@ from ...engines.base.scan_spec import Name, ScanSpec, TensorSpec
 from ...errors import BackendError, UnsupportedOperation
 from ...program.operator import Operator
 from .. import launcher, parameters
-from ..kernel import CudaKernel, CudaLeaf, LanesTile
+from ..kernel import CudaKernel, CudaLeaf, LanesTile, numbers_of, raw_words
 from ..leaf_layout import copy_of, strides_of
 from ..prepare import MAX_GRID, LoadedKernel, prepare_nothing
-from .source import numbers_of, source
+from .source import source
 
 Spec = ScanSpec[Operator]
 # What the kernel tells of a chain: its iterations, its windows that were walked, and its windows.

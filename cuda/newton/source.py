@@ -10,7 +10,16 @@ from ...autodiff.newton_operator import NewtonOperator, derive_newton
 from ...program.dtypes import CPP_MEMORY
 from ...program.operator import Operator, spans
 from .. import parameters
-from ..kernel import MESSAGE_WORDS, CudaKernel, LanesTile
+from ..kernel import (
+    MESSAGE_WORDS,
+    CudaKernel,
+    LanesTile,
+    newton_padding,
+    newton_plane,
+    numbers_of,
+    raw_words,
+    words_of,
+)
 from ..source import (
     NEVER_CUT,
     NOT_PACKED,
@@ -36,16 +45,10 @@ def source(kernel: CudaKernel) -> str:
             step_source(kernel.operator, step), constants(kernel), tangent_source(kernel.operator),
             shared_memory(kernel.memory), parameters.struct_text(parameters.fields(kernel)),
             OUTER_OFFSET, NOT_PACKED, load_init(kernel), store_final(kernel),
-            *inputs(kernel), outputs(kernel), '#include "newton_windows.cuh"', "",
+            *inputs(kernel), outputs(kernel), WORDS, kept_inputs(kernel.operator),
+            '#include "newton_windows.cuh"', "",
         ]
     )  # fmt: skip
-
-
-def numbers_of(op: Operator) -> list[int]:
-    """The state components that a step changes, in order."""
-    moving = range(len(op.state) - len(op.inputs) - len(op.constant))
-    state = spans(op.state)
-    return [c for k in moving for c in state[k]]
 
 
 def constants(kernel: CudaKernel) -> str:
@@ -61,6 +64,9 @@ def constants(kernel: CudaKernel) -> str:
         "float TOLERANCE": f"{float(kernel.newton.tolerance).hex()}f",
         "int NUMBERS": count,
         "int MESSAGE_WORDS": MESSAGE_WORDS,
+        "int PLANE": newton_plane(tile),
+        "int PAD": newton_padding(tile),
+        "int RAW_WORDS": raw_words(kernel.operator),
         "bool DIAGONAL": str(newton.is_diagonal).lower(),
         "int SLOPES": count if newton.is_diagonal else count * count,
         "int INPUT_COUNT": max(len(kernel.inputs), 1),
@@ -134,6 +140,35 @@ def inputs(kernel: CudaKernel) -> Sequence[str]:
         function(f"INLINE void {advancing}", "(void)from, (void)P, (void)steps;", advanced),
         function(f"INLINE void {loading}", "(void)x, (void)from, (void)steps;", read),
     ]
+
+
+# A scalar in planes of 32-bit words.
+WORDS = """\
+template <class T> INLINE void put_words(u32* to, const T& x) {
+    u32 words[(sizeof(T) + 3) / 4] = {};
+    __builtin_memcpy(words, &x, sizeof(T));
+    UNROLL for (int k = 0; k < (int)(sizeof(T) + 3) / 4; ++k) to[k * PLANE] = words[k];
+}
+template <class T> INLINE void get_words(const u32* from, T& x) {
+    u32 words[(sizeof(T) + 3) / 4];
+    UNROLL for (int k = 0; k < (int)(sizeof(T) + 3) / 4; ++k) words[k] = from[k * PLANE];
+    __builtin_memcpy(&x, words, sizeof(T));
+}"""
+
+
+def kept_inputs(op: Operator) -> str:
+    """`put_raw` and `get_raw`: the inputs of a step in planes."""
+    put, get, at = [], [], 0
+    for c in sorted(op.used_inputs):
+        put.append(f"put_words(to + {at} * PLANE, x.x{c});")
+        get.append(f"get_words(from + {at} * PLANE, x.x{c});")
+        at += words_of(op.lift.inputs[c])
+    return "\n".join(
+        [
+            function("INLINE void put_raw(u32* to, const Raw& x)", "(void)to, (void)x;", put),
+            function("INLINE void get_raw(const u32* from, Raw& x)", "(void)from, (void)x;", get),
+        ]
+    )
 
 
 AT = "if (REVERSE) step = P.length - 1 - step;"
