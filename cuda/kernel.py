@@ -177,7 +177,8 @@ class CudaKernel:
     def memory(self) -> SharedMemory:
         """The layout of a block's shared memory."""
         if self.mode == "NEWTON":
-            return newton_memory(self)
+            assert isinstance(self.tile, LanesTile)
+            return newton_memory(self.operator, self.tile)
         return lanes_memory(self) if self.is_lanes else rows_memory(self)
 
     @property
@@ -291,8 +292,9 @@ def lanes_memory(kernel: CudaKernel) -> SharedMemory:
     return SharedMemory(arrays, tuple(regions), (), tile.stages, tile.least)
 
 
-# Words of a message between warps: a slope of four numbers by four, and four times four numbers. A
-# multiple of four, and no multiple of eight: messages of several chains are in different banks.
+# Words of a message between warps: a slope of four numbers by four, four times four numbers, and
+# flags. A multiple of four, and no multiple of eight: messages of several chains are in different
+# banks.
 MESSAGE_WORDS = 36
 
 
@@ -322,19 +324,20 @@ def newton_padding(tile: LanesTile) -> int:
     return 1 - tile.items % 2
 
 
-def newton_memory(kernel: CudaKernel) -> SharedMemory:
-    """The shared memory of `newton/newton_windows.cuh`, through which the warps of a chain exchange
-    maps and states."""
-    tile = kernel.tile
-    assert isinstance(tile, LanesTile)
+def newton_memory(op: Operator, tile: LanesTile) -> SharedMemory:
+    """The shared memory of `newton/newton_windows.cuh`."""
     shape = 2, tile.threads // 32, tile.block_channels, MESSAGE_WORDS
-    words = raw_words(kernel.operator) + len(numbers_of(kernel.operator))
+    words = raw_words(op) + len(numbers_of(op))
     arrays = (
         SharedArray("u32", "messages", shape, 16),  # two that take turns, of each warp
         # Word by word, the inputs of all steps of a window and the states after them.
         SharedArray("u32", "steps", (words * newton_plane(tile),), 16),
     )
     return SharedMemory(arrays, (), (), 0)
+
+
+def newton_bytes(op: Operator, tile: LanesTile) -> int:
+    return newton_memory(op, tile).size
 
 
 def lanes_arrays(

@@ -11,15 +11,15 @@
 //    steps at that state, and the product J of their Jacobians; the residual r is F − end;
 // 2. the corrections d = J d' + r, where d' is that of the thread before, an affine recurrence that
 //    starts from 0: scanned across lanes by shuffles, and across warps through shared memory;
-// 3. end += d. Where that is LIMIT times as large as any F of the window, or not finite, the end
+// 3. end += d. Where that is LIMIT times as large as any state of the window, or not finite, the end
 //    becomes F: products of many slopes overshoot where a step hardly forgets.
 //
-// When all residuals of a chain were within the tolerance before 3, each thread walks its steps once
-// more. If all arrive at their ends, within the tolerance, the window is solved; else iterations go
-// on. After MOST iterations the window is walked, thread after thread.
-// Either way the last state of a window is exactly what the next one starts from. The chains of a
-// block take windows together, but what one of them gives does not depend on the others. After each
-// failure in a row, twice as many windows of a chain are walked without an attempt.
+// A window of a chain is solved when all residuals are as small as roundings of the thread's states
+// (CLOSE), or for the third time within the tolerance. Its states are those that were walked last. After MOST iterations
+// without that the window is walked, thread after thread. Either way the last state of a window is
+// exactly what the next one starts from. The chains of a block take windows together, but what one of
+// them gives does not depend on the others. After each failure in a row, twice as many windows of a
+// chain are walked without an attempt.
 //
 // Compared with a guess of every state: what a step forgets within ITEMS steps needs no iteration,
 // the scan has one map per thread, and no Jacobian is kept. Steps are walked in loops of a few steps:
@@ -30,8 +30,8 @@
 
 constexpr int ALL_THREADS = THREADS, WARPS = THREADS / 32, SLOTS = 32 / CHAINS;
 constexpr int WINDOW = WARPS * SLOTS * ITEMS;
-constexpr int MOST_FAILED = 4;
-constexpr float LIMIT = 4, LARGEST = 0x1.fffffep127f;
+constexpr int MOST_FAILED = 4, ENOUGH = 3;
+constexpr float LIMIT = 4, LARGEST = 0x1.fffffep127f, CLOSE = 0x1p-22f;
 // The lanes of the first chain, as bits.
 constexpr u32 LANES_OF_FIRST = 0xffffffffu / (u32)(((u64)1 << CHAINS) - 1);
 static_assert(THREADS % 32 == 0 && 32 % CHAINS == 0, "lanes");
@@ -99,9 +99,6 @@ INLINE Affine tangent_of(const Vector& h, const State& parameters, const Raw& x)
 }
 
 INLINE bool is_finite(float x) { return __builtin_fabsf(x) <= LARGEST; }  // NaN is not
-INLINE bool is_near(float residual, float h) {
-    return __builtin_fabsf(residual) <= TOLERANCE * (1 + __builtin_fabsf(h));
-}
 INLINE u32 larger(u32 x, u32 y) { return x > y ? x : y; }
 // The bits of |x|; as integers they are in the same order, and NaN is the largest.
 constexpr u32 SIGN = 0x80000000u;
@@ -120,6 +117,11 @@ INLINE Vector corrected(const Vector& guess, const Vector& d, const Vector& resi
         y.at[n] = guess.at[n] + (lost ? residual.at[n] : d.at[n]);
     return y;
 }
+INLINE Vector difference(const Vector& x, const Vector& y) {
+    Vector d;
+    UNROLL for (int n = 0; n < NUMBERS; ++n) d.at[n] = x.at[n] - y.at[n];
+    return d;
+}
 INLINE Vector from_lane(const Vector& v, int lane) {
     Vector y;
     UNROLL for (int i = 0; i < NUMBERS; ++i)
@@ -135,13 +137,14 @@ INLINE Affine affine_up(const Affine& a, int lanes) {
     return y;
 }
 
-// What a warp tells the others about a chain: the map of its steps, the largest |F|, with the sign
-// bit where a residual is not within the tolerance, and the end of its last thread and its residual.
+// What a warp tells the others about a chain: the map of its steps, the largest |h|, whether a
+// residual is not within the tolerance (FAR) and not CLOSE, and of its last thread the end and F.
 struct alignas(16) Message {
     Affine map;
-    u32 sizes[NUMBERS];
-    Vector end, residual;
+    u32 sizes[NUMBERS], flags;
+    Vector end, f;
 };
+constexpr u32 FAR = 1, NOT_CLOSE = 2;
 static_assert(sizeof(Message) <= 4 * MESSAGE_WORDS, "messages");
 
 // One chain, as a thread sees it.
@@ -181,13 +184,18 @@ struct Chain {
     static INLINE_MEMBER bool any(bool x) { return !all_lanes(!x); }
     // Of all lanes of the warp that have this chain.
     INLINE_MEMBER bool all(bool x) const {
-        if constexpr (CHAINS == 1) return all_lanes(x);
-        return (lanes_where(!x) & (LANES_OF_FIRST << place)) == 0;
+        if constexpr (CHAINS == 1)
+            return all_lanes(x);
+        else
+            return (lanes_where(!x) & (LANES_OF_FIRST << place)) == 0;
     }
     INLINE_MEMBER u32 largest(u32 x) const {
-        if constexpr (CHAINS == 1) return largest_of_lanes(x);
-        UNROLL for (int d = CHAINS; d < 32; d *= 2) x = larger(x, shuffle_xor(x, d));
-        return x;
+        if constexpr (CHAINS == 1) {
+            return largest_of_lanes(x);
+        } else {
+            UNROLL for (int d = CHAINS; d < 32; d *= 2) x = larger(x, shuffle_xor(x, d));
+            return x;
+        }
     }
     // The value of the slot before; in slot 0 the one given.
     INLINE_MEMBER Vector from_before(const Vector& v, const Vector& at_first) const {
@@ -213,92 +221,73 @@ struct Chain {
     INLINE_MEMBER void solve(Shared& shared) {
         const Vector entering = numbers_of(carry);
         Vector start = entering, end = entering;  // of the thread's steps
+        int near = 0;                             // how often residuals were within the tolerance
         ROLLED for (int k = 0; k < MOST; ++k) {
             const bool pending = tries && !solved;
             if (!any(pending)) break;
             iterations += pending;
             Affine map = nothing();
             Vector p = start, r;
+            u32 sizes[NUMBERS];  // the largest |h| of the thread's steps, later of the window
+            UNROLL for (int n = 0; n < NUMBERS; ++n) sizes[n] = size_of(start.at[n]);
             UNROLL_BY(AT_ONCE) for (int i = 0; i < count; ++i) {
                 const Affine step = tangent_of(p, carry, x(i));
                 map = after(step.slope, map);
                 p = step.offset;
+                UNROLL for (int n = 0; n < NUMBERS; ++n)
+                    sizes[n] = larger(sizes[n], size_of(p.at[n]));
+                if (pending) put_g(i, p);
             }
-            bool near = true;
-            u32 sizes[NUMBERS];
+            bool is_near = true, is_close = true;
             UNROLL for (int n = 0; n < NUMBERS; ++n) {
-                sizes[n] = largest(larger(size_of(p.at[n]), size_of(entering.at[n])));
                 r.at[n] = p.at[n] - end.at[n];
-                near = near && is_near(r.at[n], end.at[n]);
+                const float off = __builtin_fabsf(r.at[n]);
+                is_near = is_near && off <= TOLERANCE * (1 + __builtin_fabsf(end.at[n]));
+                is_close = is_close && off <= CLOSE * float_of(sizes[n]);
+                sizes[n] = largest(sizes[n]);
             }
-            near = all(near);
+            u32 flags = (all(is_near) ? 0 : FAR) | (all(is_close) ? 0 : NOT_CLOSE);
+            const Vector f = p;
             map.offset = r;
             UNROLL for (int d = 1; d < SLOTS; d *= 2) {
                 const Affine both = composed(affine_up(map, d * CHAINS), map);
                 if (slot >= d) map = both;
             }
-            Vector d, first_start = entering;  // at the end of the warp before; the warp's start
+            // At the end of the warp before; the warp's start; F at the end of the window.
+            Vector d, first_start = entering, leaving;
             UNROLL for (int n = 0; n < NUMBERS; ++n) d.at[n] = 0;
             if constexpr (WARPS > 1) {
                 if (slot == SLOTS - 1) {
                     Message& to = message(shared, warp);
-                    to.map = map, to.end = end, to.residual = r;
+                    to.map = map, to.flags = flags, to.end = end, to.f = f;
                     UNROLL for (int n = 0; n < NUMBERS; ++n) to.sizes[n] = sizes[n];
-                    to.sizes[0] |= near ? 0 : SIGN;
                 }
                 sync_block();
-                u32 signs = 0;
                 UNROLL_BY(AT_ONCE) for (int q = 0; q < WARPS; ++q) {
                     const Message& of = message(shared, q);
-                    signs |= of.sizes[0];
+                    flags |= of.flags;
                     UNROLL for (int n = 0; n < NUMBERS; ++n)
-                        sizes[n] = larger(sizes[n], of.sizes[n] & ~SIGN);
+                        sizes[n] = larger(sizes[n], of.sizes[n]);
                     if (q < warp) d = applied(of.map.slope, d, of.map.offset);
                 }
-                near = (signs & SIGN) == 0;
                 if (warp > 0) {
                     const Message& of = message(shared, warp - 1);
-                    first_start = corrected(of.end, d, of.residual, sizes);
+                    first_start = corrected(of.end, d, difference(of.f, of.end), sizes);
                 }
+                leaving = message(shared, WARPS - 1).f;
                 turn ^= 1;
+            } else {
+                leaving = from_lane(f, 32 - CHAINS + place);
             }
-            // What is solved stays as it is, so that `arrives` finds the same states again.
+            near += !(flags & FAR);
+            if (pending && (!(flags & NOT_CLOSE) || near == ENOUGH)) {
+                solved = true;
+                last = leaving;
+            }
             const Vector moved = corrected(end, applied(map.slope, d, map.offset), r, sizes);
             UNROLL for (int n = 0; n < NUMBERS; ++n) end.at[n] = pending ? moved.at[n] : end.at[n];
             start = from_before(end, pending ? first_start : start);
-            if (any(near && pending)) {
-                const bool arrived = arrives(shared, start, end);
-                solved = solved || (near && pending && arrived);
-            }
         }
-    }
-    // Walks each thread's steps from `start`. Returns whether all of the chain arrive near `end`.
-    INLINE_MEMBER bool arrives(Shared& shared, const Vector& start, const Vector& end) {
-        State s = carry;
-        put_numbers(s, start.at);
-        UNROLL_BY(AT_ONCE) for (int i = 0; i < count; ++i) {
-            Out out;
-            s = advance(s, ready_of(s, x(i), false), out);
-            put_g(i, numbers_of(s));
-        }
-        const Vector arrived = numbers_of(s);
-        bool near = true;
-        UNROLL for (int n = 0; n < NUMBERS; ++n)
-            near = near && is_near(arrived.at[n] - end.at[n], end.at[n]);
-        near = all(near);
-        if constexpr (WARPS == 1) {
-            last = from_lane(arrived, 32 - CHAINS + place);
-            return near;
-        }
-        if (slot == SLOTS - 1) {
-            Message& to = message(shared, warp);
-            to.end = arrived, to.sizes[0] = near;
-        }
-        sync_block();
-        UNROLL_BY(AT_ONCE) for (int q = 0; q < WARPS; ++q) near = near && message(shared, q).sizes[0];
-        last = message(shared, WARPS - 1).end;
-        turn ^= 1;
-        return near;
     }
 
     // Walks along the window, where the chain is not solved: one thread after the other takes its

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from ...autodiff.newton_operator import derive_newton
-from ...engines.base.device_properties import processors
+from ...engines.base.device_properties import processors, shared_memory
 from ...engines.base.executable import CommandList, Executable
 from ...engines.base.explained_plan import Plan
 from ...engines.base.layout import CollapsedDim, Layout, lay_out, scalar_size, tensors_by_name
@@ -18,7 +18,7 @@ from ...engines.base.scan_spec import Name, ScanSpec, TensorSpec
 from ...errors import BackendError, UnsupportedOperation
 from ...program.operator import Operator
 from .. import launcher, parameters
-from ..kernel import CudaKernel, CudaLeaf, LanesTile, numbers_of, raw_words
+from ..kernel import CudaKernel, CudaLeaf, LanesTile, newton_bytes, numbers_of, raw_words
 from ..leaf_layout import copy_of, strides_of
 from ..prepare import MAX_GRID, LoadedKernel, prepare_nothing
 from .source import source
@@ -28,10 +28,12 @@ Spec = ScanSpec[Operator]
 REPORT = 3
 # The most numbers of a state: those of J and of the scan are in registers.
 MOST_NUMBERS = 4
-# Steps per thread, for states of one number; threads of more numbers have fewer.
-ITEMS = 8
-# The most warps of a block, and the most chains, which are adjacent in memory.
-MOST_WARPS, MOST_CHAINS = 16, 8
+# The most steps per thread, for states of one number; threads of more numbers have fewer. Long ones
+# need fewer iterations, but the inputs of as many steps in registers.
+ITEMS, INPUT_WORDS = 32, 96
+FEWEST_ITEMS = 8  # before a block of a short axis gets fewer warps
+# The warps of a block, and the most chains, which are adjacent in memory.
+WARPS, MOST_CHAINS = 8, 8
 
 
 def why_not(spec: Spec) -> str | None:
@@ -118,18 +120,29 @@ def build(spec: Spec, layout: Layout) -> LoadedKernel:
 def choose_tile(spec: Spec, chains: int, lanes: CollapsedDim | None) -> LanesTile:
     """How many chains share a block, how many warps it has, and how many steps a thread takes.
 
-    A multiprocessor has one block. With few chains each has one to itself, whose windows are long.
-    With more, adjacent chains share one: sectors of memory are read once, and windows are shorter."""
-    count = len(numbers_of(spec.operator))
-    share = -(-chains // processors(spec.device))  # of a multiprocessor
-    together = 1
-    while 2 * together <= min(share, MOST_CHAINS, lanes.size if lanes else 1):
-        together *= 2
-    items = max(1, ITEMS // count)
-    warps = MOST_WARPS
-    while warps > 1 and 32 // together * warps * items >= 2 * spec.length:
-        warps //= 2
-    return LanesTile(32 * warps, together, 1, items, 0)
+    A multiprocessor has one block. A block takes about as long as 1 + the number of its chains, as
+    sectors of memory are read once for adjacent ones; blocks that do not run side by side take
+    turns."""
+    op = spec.operator
+    count, inputs = len(numbers_of(op)), raw_words(op)
+    most = min(MOST_CHAINS, lanes.size if lanes else 1)
+    together = min(
+        (n for n in (1, 2, 4, 8) if n <= most),
+        key=lambda n: -(-chains // (n * processors(spec.device))) * (1 + n),
+    )
+    items, warps = max(1, min(ITEMS // count, INPUT_WORDS // max(inputs, 1))), WARPS
+
+    def tile() -> LanesTile:
+        return LanesTile(32 * warps, together, 1, items, 0)
+
+    while items > 1 and newton_bytes(op, tile()) > shared_memory(spec.device):
+        items = -(-items // 2)
+    while 32 // together * warps * items >= 2 * spec.length and items > 1:
+        if items > FEWEST_ITEMS or warps == 1:
+            items = -(-items // 2)
+        else:
+            warps //= 2
+    return tile()
 
 
 def plan_of(spec: Spec, layout: Layout, built: LoadedKernel) -> Plan:
