@@ -20,16 +20,21 @@ over the sequence length", ICLR 2024.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import UnsupportedOperation
 from ..program.dtypes import EXACT_DTYPES, FLOATS
 from ..program.operator import Leaf, Operator, components
 from ..program.operator_names import composed
-from ..program.program_builder import Builder, Program, encode
+from ..program.program_builder import Builder, Instruction, Program, encode
+from ..program.scalar_math import INTEGER_IDENTITIES
 from .adjoint_operator import Derivation, Request
 from .derivative_rules import jvp
 from .jacobian import Entry
+
+# What makes whole numbers or hides a derivative; comparisons give bools.
+JUMPS = INTEGER_IDENTITIES | {"detach"}
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class NewtonOperator:
     of h[t−1]. Its state has J, then the components of h, then the distance. matrix_size: how many
     components stand for J. states: how many leaves h has. is_diagonal: whether J is. is_affine:
     whether it is, and f is made of g by sums and by products with what does not depend on g.
+    jumps: whether f compares or rounds what depends on g, or detaches it, which J does not see.
 
     tangent: f and J alone, of the operator's inputs: the components of f, then J's `entries`, (row,
     column) among the components of h; the others are 0.
@@ -48,6 +54,7 @@ class NewtonOperator:
     states: int
     is_diagonal: bool
     is_affine: bool
+    jumps: bool
     tangent: Program
     entries: tuple[Entry, ...]
 
@@ -100,27 +107,37 @@ class _NewtonDerivation(Derivation):
         tangent = builder.build([*(values[r] for r in self.rows), *(entries[e] for e in places)])
         named = tuple((self.rows.index(row), self.rows.index(column)) for row, column in places)
         return NewtonOperator(
-            operator, maps.matrix_size, len(self.moving), is_diagonal, is_affine, tangent, named
-        )
+            operator, maps.matrix_size, len(self.moving), is_diagonal, is_affine, self.jumps(),
+            tangent, named,
+        )  # fmt: skip
 
     def is_affine(self) -> bool:
         """Whether f is affine in g by its form. A constant derivative does not say so: that of a
         comparison, a rounding and of what is detached is 0. A choice (`where`) is left out, too: in
         a scan 0 · ∞ would carry an infinity past a step at which a loop drops it."""
+        for i, found in self.moving_instructions():
+            is_cast = i.op == "cast" and i.dtype in FLOATS
+            is_product = i.op == "mul" and found.count(True) == 1
+            is_quotient = i.op == "div" and not found[1]
+            if not (i.op in ("add", "sub", "neg") or is_cast or is_product or is_quotient):
+                return False
+        return True
+
+    def jumps(self) -> bool:
+        return any(
+            i.op in JUMPS or i.dtype not in FLOATS for i, _ in self.moving_instructions()
+        )  # fmt: skip
+
+    def moving_instructions(self) -> Iterator[tuple[Instruction, list[bool]]]:
+        """The instructions of f that depend on g, and for each argument whether it does."""
         step = self.step(False)
         program = step.select([c for c in range(len(self.previous)) if c in self.rows])
         moving = set(self.rows)
         for value, i in enumerate(program.instructions, len(program.inputs)):
             found = [a in moving for a in i.args]
-            if True not in found:
-                continue
-            is_cast = i.op == "cast" and {i.dtype, program.dtypes[i.args[0]]} <= set(FLOATS)
-            is_product = i.op == "mul" and found.count(True) == 1
-            is_quotient = i.op == "div" and not found[1]
-            if not (i.op in ("add", "sub", "neg") or is_cast or is_product or is_quotient):
-                return False
-            moving.add(value)
-        return True
+            if True in found:
+                moving.add(value)
+                yield i, found
 
     def step_arguments(self, builder: Builder, start: int) -> list[int]:
         """The arguments of `step` among inputs that begin at value `start`. What a step does not

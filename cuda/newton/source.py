@@ -114,8 +114,8 @@ def place(newton: NewtonOperator, row: int, column: int, count: int) -> int:
 
 def inputs(kernel: CudaKernel) -> Sequence[str]:
     """How inputs are read: `find_inputs`, the addresses of a chain's inputs at a step,
-    `advance_inputs`, which adds some steps, and `load_raw`, the inputs so many steps further. Scalar
-    by scalar: adjacent lanes read adjacent chains."""
+    `advance_inputs`, which adds some steps, and `load_raw`, the inputs so many steps further,
+    scalar by scalar."""
     op = kernel.operator
     kinds = op.lift.inputs
     found, advanced, read = [], [], []

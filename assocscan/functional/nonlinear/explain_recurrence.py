@@ -8,17 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from ...api.associative_scan import operator_of
 from ...api.explain import paths, plan_of
 from ...api.flags_and_backends import checked_backend, flag
 from ...engines.base.executable import Executable
 from ...engines.base.explained_plan import Plan
 from ...monoids.call_errors import checked_call
-from ...runtime.generated_gradient import differentiable
 from ...runtime.scan_call import ScanCall
-from ...torch_state import is_tracked
 from .newton import NewtonDispatch, Report
-from .nonlinear_recurrence import check_method, parallel_method, solutions_of
+from .nonlinear_recurrence import check_method, kernel_of, parallel_method, solutions_of
 from .step_call import bind_step, gather
 
 
@@ -87,14 +84,6 @@ def newton_plan(
     why = "windows are solved by Newton's method, a scan for each iteration; the host waits for it"
     plan = replace(walked, engine="newton", why=why, commands=())
     return plan, solutions_of(call).get(dispatch.options) if last else None
-
-
-def kernel_of(dispatch: NewtonDispatch, call: ScanCall) -> Executable | None:
-    """The kernel that solves such calls; None where there is none."""
-    spec, tensors = call.scan(operator_of(call, dispatch.backend))
-    if is_tracked(tensors):
-        spec = differentiable(dispatch, spec, tensors).spec
-    return dispatch.kernel(spec, tensors)
 
 
 def told_by(executable: Executable) -> Report | None:

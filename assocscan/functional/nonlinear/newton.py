@@ -111,7 +111,9 @@ class NewtonDispatch(Dispatch):
         """The tolerance; where none was given, the root of the precision of the coarsest state."""
         count = derive_newton(spec.operator).states
         kinds = [leaf.accumulator for leaf in spec.operator.state[:count]]
-        return self.tolerance or max(torch.finfo(kind).eps for kind in kinds) ** 0.5
+        if self.tolerance is not None:
+            return self.tolerance
+        return float(max(torch.finfo(kind).eps for kind in kinds) ** 0.5)
 
 
 @dataclass

@@ -17,6 +17,8 @@ from ...api.tensor_subclasses import overridable
 from ...autodiff.newton_operator import derive_newton
 from ...autodiff.verify import is_derivable
 from ...caching.bounded import BoundedCache
+from ...engines.base.device_properties import processors
+from ...engines.base.executable import Executable
 from ...errors import ScanTypeError, ScanValueError
 from ...hooks import HOOKS
 from ...pytrees import unflatten
@@ -32,6 +34,8 @@ from .step_call import bind_step, gather
 from .step_operator import StepOperator
 
 METHODS = ("auto", "loop", "newton")
+# Where "auto" takes Newton's method: docs/nonlinear.md.
+LONG, CHAINS_PER_PROCESSOR = 1024, 2
 
 
 @overridable
@@ -153,7 +157,8 @@ def nonlinear_recurrence(
     check_method(method, tolerance, max_iterations)
     backend = checked_backend(backend, deterministic)
     op, scanned, carried = given.operator, given.inputs, given.carried
-    calls = op.calls if method != "newton" else op.calls_by_newton(tolerance, max_iterations)
+    options = method, tolerance, max_iterations
+    calls = op.calls if method == "loop" else op.calls_by(options)
     key = calls, scanned, axis, reverse, True, carried, return_final, backend, offsets
     found = runner.call(*key)
     if found is not runner.MISS:
@@ -198,10 +203,15 @@ def solutions_of(call: ScanCall) -> BoundedCache[Any, Report]:
 def parallel_method(
     call: ScanCall, method: str, backend: str, tolerance: float | None, max_iterations: int | None
 ) -> NewtonDispatch | None:
-    """How the call is solved in parallel; None where it is walked. "auto" walks: on CPUs a loop is
-    faster (of one chain of 65536 steps, affine in h, it takes 2.2 ms on one core and a scan 1.9, of
-    8 chains 5.5 and 11; Newton's method takes longer), and on GPUs the host would have to wait."""
-    if method != "newton" or backend == "eager" or needs_dispatcher():
+    """How the call is solved in parallel; None where it is walked.
+
+    "auto" solves it where one kernel can and that was measured to pay, until residuals are as small
+    as roundings. On CPUs it walks: of one chain of 65536 steps, affine in h, that takes 2.2 ms on
+    one core and a scan 1.9, of 8 chains 5.5 and 11; Newton's method takes longer."""
+    if method == "loop" or backend == "eager" or needs_dispatcher():
+        return None
+    by_choice = method == "auto"
+    if by_choice and not is_long(call):
         return None
     op = call.traced.operator
     if op is None or backends.why_not(call, backend) is not None or not is_solvable(op):
@@ -211,10 +221,31 @@ def parallel_method(
         return None
     most = MAX_ITERATIONS if max_iterations is None else max_iterations
     newton = derive_newton(op)
-    return NewtonDispatch(
-        backend, scans_back=newton.is_diagonal and call.leaves[0].device.type != "cpu",
-        tolerance=tolerance, max_iterations=most, once=newton.is_affine,
+    scans_back = newton.is_diagonal and call.leaves[0].device.type != "cpu"  # the host waits
+    dispatch = NewtonDispatch(
+        backend, scans_back=scans_back and not by_choice,
+        tolerance=0.0 if by_choice and tolerance is None else tolerance, max_iterations=most,
+        once=newton.is_affine,
     )  # fmt: skip
+    if by_choice and (newton.is_affine or newton.jumps or kernel_of(dispatch, call) is None):
+        return None
+    return dispatch
+
+
+def is_long(call: ScanCall) -> bool:
+    """Whether "auto" may solve the call: LONG steps of few chains, on a GPU."""
+    device, chains = call.leaves[0].device, math.prod(call.batch) // max(call.length, 1)
+    if device.type != "cuda" or call.length < LONG or call.offsets is not None:
+        return False
+    return chains <= CHAINS_PER_PROCESSOR * processors(device)
+
+
+def kernel_of(dispatch: NewtonDispatch, call: ScanCall) -> Executable | None:
+    """The kernel that solves such calls; None where there is none."""
+    spec, tensors = call.scan(operator_of(call, dispatch.backend))
+    if is_tracked(tensors):
+        spec = differentiable(dispatch, spec, tensors).spec
+    return dispatch.kernel(spec, tensors)
 
 
 def check_method(method: Any, tolerance: Any, max_iterations: Any) -> None:

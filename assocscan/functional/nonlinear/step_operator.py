@@ -110,7 +110,7 @@ class StepOperator(Monoid):
         first = len(self.dtypes)
         self.constant = tuple(range(first, first + len(self.parameters)))
         parts = first, len(self.parameters), len(spec.inputs) + spec.resets
-        self._by_newton: BoundedCache[Any, Calls] = BoundedCache(16)
+        self._by_method: BoundedCache[Any, Calls] = BoundedCache(16)
         self.solutions: BoundedCache[Any, Any] = BoundedCache(16)
         super().__init__(
             self.advance,
@@ -120,11 +120,10 @@ class StepOperator(Monoid):
             lower=self.show_with_inputs if self.lower_reads_inputs() else self.show,
         )
 
-    def calls_by_newton(self, tolerance: float | None, max_iterations: int | None) -> Calls:
-        """The calls of this step that were solved by Newton's method."""
-        key = tolerance, max_iterations
-        known = self._by_newton.get(key)
-        return self._by_newton.insert(key, Calls()) if known is None else known
+    def calls_by(self, options: tuple[Any, ...]) -> Calls:
+        """The calls of this step by another method than the loop."""
+        known = self._by_method.get(options)
+        return self._by_method.insert(options, Calls()) if known is None else known
 
     # ---- The functions that are traced ----
 
