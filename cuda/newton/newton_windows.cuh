@@ -180,6 +180,17 @@ struct Chain {
         UNROLL for (int n = 0; n < NUMBERS; ++n)
             put_words(own + (RAW_WORDS + n) * PLANE + i * CHAINS, y.at[n]);
     }
+    // Calls f(i, inputs) for each step of the thread. The inputs of some steps are read before what
+    // f writes to shared memory, which the compiler cannot tell from them.
+    template <class F> INLINE_MEMBER void each_step(const F& f) const {
+        int i = 0;
+        ROLLED for (; i + AT_ONCE <= count; i += AT_ONCE) {
+            Raw read[AT_ONCE];
+            UNROLL for (int j = 0; j < AT_ONCE; ++j) read[j] = x(i + j);
+            UNROLL for (int j = 0; j < AT_ONCE; ++j) f(i + j, read[j]);
+        }
+        ROLLED for (; i < count; ++i) f(i, x(i));
+    }
     // Of all chains of the block, as every warp has lanes of each.
     static INLINE_MEMBER bool any(bool x) { return !all_lanes(!x); }
     // Of all lanes of the warp that have this chain.
@@ -230,14 +241,14 @@ struct Chain {
             Vector p = start, r;
             u32 sizes[NUMBERS];  // the largest |h| of the thread's steps, later of the window
             UNROLL for (int n = 0; n < NUMBERS; ++n) sizes[n] = size_of(start.at[n]);
-            UNROLL_BY(AT_ONCE) for (int i = 0; i < count; ++i) {
-                const Affine step = tangent_of(p, carry, x(i));
+            each_step([&](int i, const Raw& read) {
+                const Affine step = tangent_of(p, carry, read);
                 map = after(step.slope, map);
                 p = step.offset;
                 UNROLL for (int n = 0; n < NUMBERS; ++n)
                     sizes[n] = larger(sizes[n], size_of(p.at[n]));
                 if (pending) put_g(i, p);
-            }
+            });
             bool is_near = true, is_close = true;
             UNROLL for (int n = 0; n < NUMBERS; ++n) {
                 r.at[n] = p.at[n] - end.at[n];
@@ -299,11 +310,11 @@ struct Chain {
             if (q == warp)
                 ROLLED for (int l = 0; l < SLOTS; ++l) {
                     if (l == slot && !solved)
-                        UNROLL_BY(AT_ONCE) for (int i = 0; i < count; ++i) {
+                        each_step([&](int i, const Raw& read) {
                             Out out;
-                            s = advance(s, ready_of(s, x(i), false), out);
+                            s = advance(s, ready_of(s, read, false), out);
                             put_g(i, numbers_of(s));
-                        }
+                        });
                     put_numbers(s, from_lane(numbers_of(s), l * CHAINS + place).at);
                 }
             if constexpr (WARPS > 1) {

@@ -92,8 +92,9 @@ _LOCK = threading.RLock()
 
 @contextlib.contextmanager
 def corrected() -> Iterator[None]:
-    """Launches in this context run with the replacements."""
-    with _LOCK, contextlib.ExitStack() as stack:
+    """Launches in this context run with the replacements. numpy says nothing of infinities and NaN,
+    which kernels compute with, in the lanes that pad a block from whatever was in memory before."""
+    with _LOCK, np.errstate(all="ignore"), contextlib.ExitStack() as stack:
         for owner, name, replacement in replacements():
             before = owner.__dict__[name]
             setattr(owner, name, replacement)
