@@ -351,6 +351,16 @@ def nonlinear() -> str:
     return lines(head, shared_tables.passes(GPU, "nonlinear", False, tuple(names)))
 
 
+def newton() -> str:
+    names = (OURS, "assocscan, Newton", "assocscan, loop")
+    table = []
+    for shape in dict.fromkeys(r["shape"] for r in GPU.read("newton")):
+        rows = {r["contender"]: r for r in GPU.read("newton") if r["shape"] == shape}
+        if OURS in rows:  # layers have no loop
+            table.append([shared_tables.sizes(shape), *(GPU.time(rows.get(n), 1000) for n in names)])
+    return lines("B, L, D | `\"auto\"` | `\"newton\"` | `\"loop\"`", table)
+
+
 def front() -> str:
     """How long the recurrence of the figure takes, in copies, over the long axes."""
     parts = []
@@ -386,6 +396,7 @@ BLOCKS = {
     "compensated": Block("how/numbers.md", compensated, ("compensated", "compensated-both")),
     "precision": Block("how/numbers.md", precision, ("precision",)),
     "windows": Block("windows.md", lambda: shared_tables.windows(GPU, ("windows",)), ("windows",)),
+    "newton": Block("nonlinear.md", newton, ("newton",)),
     "nonlinear": Block("nonlinear.md", nonlinear, ("nonlinear",)),
 }
 

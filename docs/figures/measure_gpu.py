@@ -25,6 +25,9 @@ sys.path[:0] = FOLDERS
 PEERS = "accelerated-scan,fpscan,'fla chunk'"
 SHORT = "--shape 8,256,1536 --shape 8,300,1536"
 LONG_SUMS = "--shape 1,131072,32 --shape 4,131072,512 --shape 8,8192,1536"
+FEW_CHAINS = " ".join(
+    f"--shape {shape}" for shape in ("1,8192,16", "4,16384,64", "1,65536,64", "1,65536,512")
+)
 RUNS = {
     "recurrence": Run(
         f"recurrence --dtype bfloat16,float32 --peers {PEERS}",
@@ -48,6 +51,7 @@ RUNS = {
     "others": Run(
         "recurrence --pass forward --peers jax,'torch associative_scan'", "--shape 8,8192,1536"
     ),
+    "newton": Run("nonlinear --dtype float32 --pass forward", FEW_CHAINS),
     "nonlinear": Run("nonlinear --dtype float32", "--shape 8,2048,1536"),
 }
 MODULES = ["torch", "triton", "assocscan_bench.command", "compiling"]

@@ -53,20 +53,11 @@ def where(engine: str) -> Iterator[dict[str, Any]]:
         assert kernel is not None and kernel.mode == "NEWTON"
 
 
-def by_newton(given: dict[str, Any]) -> None:
-    given["method"] = "newton"
-
-
 def check(
     engine: str, name: str, shape: tuple[int, ...], dtype: torch.dtype, reverse: bool
 ) -> None:
-    case = ALL[name]
-    solved = walked_cases.nonlinear_recurrence
-    with where(engine) as at, mock.patch.object(
-        walked_cases, "nonlinear_recurrence",
-        lambda *a, **options: solved(*a, **options, method="newton"),
-    ):  # fmt: skip
-        walked_cases.check(case, shape, dtype, at, reverse)
+    with where(engine) as at:
+        walked_cases.check(ALL[name], shape, dtype, at | {"method": "newton"}, reverse)
 
 
 @pytest.mark.slow(4)

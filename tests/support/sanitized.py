@@ -38,6 +38,7 @@ from assocscan import monoid, nonlinear_recurrence, reduce
 from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda import compiler
 from assocscan.cuda.kernel import LanesTile, RowsTile
+from assocscan.cuda.newton import prepare as newton
 from assocscan.cuda.tile_choice_inputs import Choice
 from assocscan.engines.base.vectors.kernel import CHUNK, BackwardKernel
 from assocscan.program.vectors.vector_adjoint import VectorAdjoint
@@ -171,7 +172,7 @@ VECTORS = {
 # nothing, one of which nothing but the totals is wanted (on the rank that comes first), and kernels
 # that take them. Operator, dtype, reverse, inclusive, finals.
 HANDED = "vectors-handed"
-WALKED = "walked"
+WALKED, NEWTON = "walked", "newton"
 WINDOWS = "windows"
 TWO_PASSES = (
     ("selective", torch.float32, False, True, False),
@@ -218,6 +219,24 @@ def check_walked(device: str = "cuda") -> int:
     y = nonlinear_recurrence(gated.step, **given, offsets=offsets, backend="cuda")
     torch.autograd.grad(y.sum(), xs)
     return scans + 1
+
+
+def check_newton(device: str = "cuda") -> int:
+    """Newton's method with gradients: blocks of one chain and of several, of one warp and more,
+    windows that are solved and windows that are walked."""
+    at = {"backend": "cuda", "device": device, "method": "newton"}
+    cases = [
+        *product(("gated", "two numbers"), ((1, 1, 4), (4, 1, 4), (2, 4, 3), (8, 8, 2)), (24, 1)),
+        ("fires", (2, 2, 4), 24),
+    ]
+    for name, (warps, chains, items), most in cases:
+        tile = LanesTile(32 * warps, chains, 1, items, 0)
+        with mock.patch.object(newton, "choose_tile", lambda *_, tile=tile: tile):
+            walked_cases.check(
+                walked_cases.CASES[name], (2, 300, 7), torch.float32, at | {"max_iterations": most},
+                most == 1,
+            )  # fmt: skip
+    return len(cases)
 
 
 def check_windows(device: str = "cuda") -> int:
@@ -270,7 +289,7 @@ def check_vectors(mode: str, device: str = "cuda") -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    names = [*MODES, *VECTORS, HANDED, WALKED, WINDOWS]
+    names = [*MODES, *VECTORS, HANDED, WALKED, NEWTON, WINDOWS]
     parser.add_argument(
         "modes", nargs="*", default=[""],
         help=f"run those whose names begin with one of these, of {', '.join(names)}; else all",
@@ -291,6 +310,9 @@ def main() -> int:
             continue
         if mode == WALKED:
             print(f"{mode}: {check_walked()} scans", flush=True)
+            continue
+        if mode == NEWTON:
+            print(f"{mode}: {check_newton()} scans", flush=True)
             continue
         if mode == WINDOWS:
             print(f"{mode}: {check_windows()} cases", flush=True)

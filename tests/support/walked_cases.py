@@ -99,8 +99,9 @@ def check(
     case: Case, shape: tuple[int, ...], dtype: torch.dtype, at: dict[str, Any],
     reverse: bool = False, change: Callable[[dict[str, Any]], None] | None = None,
 ) -> None:  # fmt: skip
-    """Values and gradients, twice; the second call is a kept one. at: backend and device. change:
-    of the arguments."""
+    """Values and gradients, twice; the second call is a kept one. at: device, backend and other
+    options. change: of the arguments."""
+    options = {name: value for name, value in at.items() if name != "device"}
     given = case.draw(shape, dtype, at["device"])
     leaves = [t.requires_grad_() for t in tree_leaves(given)]
     if change is not None:
@@ -109,7 +110,7 @@ def check(
     want = torch.autograd.grad(total, leaves)
     tolerance = {torch.float32: 2e-5, torch.bfloat16: 3e-2}[dtype]
     for _ in range(2):
-        got, total = sums_of(case, given, reverse, {"backend": at["backend"]})
+        got, total = sums_of(case, given, reverse, options)
         assert all(t.dtype == dtype for t in got[: case.states])
         assert all(t.dtype == torch.float32 for t in got[case.states :])
         pairs = [*zip(got, right, strict=True)]

@@ -88,6 +88,8 @@ def case(settings: Settings, shape: tuple[int, int, int], dtype: torch.dtype, wh
         "assocscan": Contender(lambda: recurrence("auto"), OURS),
         "assocscan, Newton": Contender(lambda: recurrence("newton")),
     }
+    if settings.is_gpu:  # on CPUs that is the first one
+        contenders["assocscan, loop"] = Contender(lambda: recurrence("loop"))
     missing = {}
     longest = LONGEST_LOOP if settings.is_gpu else LONGEST_ON_CPU
     if length <= longest:
