@@ -35,7 +35,7 @@ from .step_operator import StepOperator
 
 METHODS = ("auto", "loop", "newton")
 # Where "auto" takes Newton's method: docs/nonlinear.md.
-LONG, CHAINS_PER_PROCESSOR = 1024, 2
+LONG, CHAINS_PER_PROCESSOR = 1024, 4
 
 
 @overridable
