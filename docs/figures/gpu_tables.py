@@ -357,8 +357,10 @@ def newton() -> str:
     for shape in dict.fromkeys(r["shape"] for r in GPU.read("newton")):
         rows = {r["contender"]: r for r in GPU.read("newton") if r["shape"] == shape}
         if OURS in rows:  # layers have no loop
-            table.append([shared_tables.sizes(shape), *(GPU.time(rows.get(n), 1000) for n in names)])
-    return lines("B, L, D | `\"auto\"` | `\"newton\"` | `\"loop\"`", table)
+            table.append(
+                [shared_tables.sizes(shape), *(GPU.time(rows.get(n), 1000) for n in names)]
+            )
+    return lines('B, L, D | `"auto"` | `"newton"` | `"loop"`', table)
 
 
 def front() -> str:

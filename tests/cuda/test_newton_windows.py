@@ -16,9 +16,10 @@ from cuda_emulator import Emulated, emulated
 from torch import Tensor
 from walked_cases import CASES, Case, loop
 
-from assocscan import nonlinear_recurrence
+from assocscan import explain_recurrence, nonlinear_recurrence
 from assocscan.cuda.kernel import LanesTile
 from assocscan.cuda.newton import prepare as newton
+from assocscan.functional.nonlinear import nonlinear_recurrence as nonlinear
 from assocscan.runtime import backends as engines
 from assocscan.runtime import executable_cache as executables
 
@@ -166,6 +167,72 @@ def test_guesses_beyond_the_finite_range(engine: str) -> None:
     right, _ = loop(Case(step, 1, 0), given | {"params": (), "init": torch.full((1, 2), 50.0)})
     error = lambda y: (y.double() - right[0]).abs()[:, :20].max()  # noqa: E731
     assert error(found) <= 10 * error(walked) + 1e-4
+
+
+@everywhere
+@pytest.mark.parametrize("size", [1e-8, 1e8])
+def test_states_of_any_size(engine: str, size: float) -> None:
+    """Residuals are compared with the states, also where these are far from 1: an exact solution,
+    whatever the tolerance."""
+    executables._PREPARED.clear()
+    x = size * drawn(1, 1000, 3)
+    step = lambda h, x: 0.9 * torch.sin(h / size) * size + x  # noqa: E731
+    found, walked, told = solved(engine, {"xs": x, "init": 0.0}, step, tolerance=1e-30)
+    torch.testing.assert_close(found, walked, rtol=1e-5, atol=1e-6 * size)
+    assert (told[:, 1] == 0).all()
+
+
+@everywhere
+def test_states_that_fade(engine: str) -> None:
+    """A state that halves at each step is right to its own last digits."""
+    executables._PREPARED.clear()
+    step = lambda h, x: 0.5 * torch.tanh(h) + x  # noqa: E731
+    x = torch.zeros(1, 90, 2)
+    x[:, 0] = 1
+    found, walked, _ = solved(engine, {"xs": x, "init": 0.0}, step, tolerance=1e-30)
+    torch.testing.assert_close(found, walked, rtol=1e-5, atol=0)
+
+
+@everywhere
+def test_chains_of_a_block_do_not_depend_on_one_another(engine: str) -> None:
+    """Three chains keep their bits, whether the fourth of their block converges or is chaotic."""
+    tile = LanesTile(64, 4, 1, 2, 0)
+    step = lambda h, x, rate: rate * h * (1 - h) + x  # noqa: E731
+    found, solutions = [], []
+    with where(engine) as at, mock.patch.object(newton, "choose_tile", lambda *_: tile):
+        x = 1e-3 * drawn(1, 300, 4).to(at["device"])
+        for rate in (2.5, 3.9):
+            options = {"params": x.new_tensor([2.2, 2.4, 2.7, rate]), "method": "newton"}
+            options["backend"] = at["backend"]
+            found.append(nonlinear_recurrence(step, x, 0.4, **options)[..., :3])
+            plan = explain_recurrence(step, x, 0.4, **options, last=True)
+            solutions.append(plan.solution.split(", ")[1])
+    assert torch.equal(*found)
+    assert solutions[0] == "0 of 40 windows were walked" != solutions[1]
+
+
+@everywhere
+def test_what_auto_takes(engine: str) -> None:
+    """The kernel where the axis is long enough, unless the step jumps."""
+    step = lambda h, x: torch.tanh(0.7 * h + x)  # noqa: E731
+    fires = lambda h, x: 0.9 * h + x - (h > 1).to(h.dtype)  # noqa: E731
+    x = drawn(1, 700, 3)
+    with (
+        where(engine) as at,
+        mock.patch.object(nonlinear, "LONG", 600),
+        mock.patch.object(nonlinear, "is_gpu", lambda _: True),
+    ):
+        given = x.to(at["device"])
+        for f, length, engine_name in (
+            (step, 700, "cuda (newton)"), (step, 500, "cuda (walked)"), (fires, 700, "cuda (walked)"),
+        ):  # fmt: skip
+            part, backend = given[:, :length], {"backend": at["backend"]}
+            assert explain_recurrence(f, part, 0.0, **backend).engine == engine_name
+            for _ in range(2):
+                found = nonlinear_recurrence(f, part, 0.0, **backend)
+                walked = nonlinear_recurrence(f, part, 0.0, method="loop", **backend)
+                torch.testing.assert_close(found, walked, rtol=1e-5, atol=1e-6)
+                assert torch.equal(found, walked) or engine_name == "cuda (newton)"
 
 
 @pytest.mark.slow

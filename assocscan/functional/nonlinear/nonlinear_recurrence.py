@@ -104,14 +104,15 @@ def nonlinear_recurrence(
     offsets: [S + 1] boundaries of S sequences packed along the axis. init may have a leading S; the
         last h has one.
     method: "loop" walks along the axis, one chain beside the other. "newton" solves windows of the
-        axis by Newton's method, each iteration a linear scan, and walks along a window where that
-        does not converge; where the step is a sum of h times a factor and of what does not depend
-        on h, one iteration is the result. It pays on GPUs for few channels and long axes: one CUDA
-        kernel where a state is up to 4 float32 numbers and nothing is packed, else a launch for
-        each iteration, for which the host waits. "auto": the loop. `explain_recurrence` tells what
-        ran.
-    tolerance: of "newton", on |h[t] − step(h[t−1], x[t])| / (1 + |h[t]|); by default the square
-        root of the precision of the coarsest dtype of h. One more iteration follows.
+        axis by Newton's method, and walks along a window where that does not converge; where the
+        step is a sum of h times a factor and of what does not depend on h, one iteration is the
+        result. It pays on GPUs for few channels and long axes: one CUDA kernel where a state is up
+        to 4 float32 numbers and nothing is packed, else a launch for each iteration, for which the
+        host waits. "auto" takes that kernel for long axes of few channels, until the states meet up
+        to roundings, and elsewhere the loop. `explain_recurrence` tells what ran.
+    tolerance: on |h[t] − step(h[t−1], x[t])| / (1 + |h[t]|); of "newton" by default the square root
+        of the precision of the coarsest dtype of h. The kernel stops when that has been reached
+        three times, or when states meet up to roundings; elsewhere one more iteration follows.
     max_iterations: of "newton" in a window, by default 24.
 
     Returns h at every step, or what lower makes of it, or (that, the last h). The dtype is the one
@@ -233,11 +234,15 @@ def parallel_method(
 
 
 def is_long(call: ScanCall) -> bool:
-    """Whether "auto" may solve the call: LONG steps of few chains, on a GPU."""
+    """Whether "auto" may solve the call: at least LONG steps of few chains, on a GPU."""
     device, chains = call.leaves[0].device, math.prod(call.batch) // max(call.length, 1)
-    if device.type != "cuda" or call.length < LONG or call.offsets is not None:
+    if not is_gpu(device) or call.length < LONG or call.offsets is not None:
         return False
     return chains <= CHAINS_PER_PROCESSOR * processors(device)
+
+
+def is_gpu(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 def kernel_of(dispatch: NewtonDispatch, call: ScanCall) -> Executable | None:
