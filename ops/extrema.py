@@ -75,7 +75,8 @@ def argmax(left: Pair, right: Pair) -> Pair:
     """The greatest value so far, and where it was met.
 
     Inputs: (value, index): a real number, and a number of any dtype that is carried along, such as
-        `torch.arange(length)`. The index is never compared.
+        `torch.arange(length)`; beside a value [B, L, D] it is [1, L, 1]. The index is never
+        compared.
     Element: (value, index).
     Outputs: (value, index)[s] of the greatest value among s ≤ t; at ties the later pair.
     Identity: none: (−∞, i) would win against −∞ on its left. An exclusive scan needs
@@ -97,7 +98,8 @@ def argmin(left: Pair, right: Pair) -> Pair:
     """The least value so far, and where it was met.
 
     Inputs: (value, index): a real number, and a number of any dtype that is carried along, such as
-        `torch.arange(length)`. The index is never compared.
+        `torch.arange(length)`; beside a value [B, L, D] it is [1, L, 1]. The index is never
+        compared.
     Element: (value, index).
     Outputs: (value, index)[s] of the least value among s ≤ t; at ties the later pair.
     Identity: none: (+∞, i) would win against +∞ on its left. An exclusive scan needs

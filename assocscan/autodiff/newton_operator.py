@@ -33,8 +33,11 @@ from .adjoint_operator import Derivation, Request
 from .derivative_rules import jvp
 from .jacobian import Entry
 
-# What makes whole numbers or hides a derivative; comparisons give bools.
-JUMPS = INTEGER_IDENTITIES | {"detach"}
+# What is not continuous, or hides a derivative. Comparisons are left out: they give bools.
+JUMPS = INTEGER_IDENTITIES | {
+    "detach", "floordiv", "truncdiv", "remainder", "fmod", "copysign", "atan2", "round_f16",
+    "round_bf16",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ class NewtonOperator:
     of h[t−1]. Its state has J, then the components of h, then the distance. matrix_size: how many
     components stand for J. states: how many leaves h has. is_diagonal: whether J is. is_affine:
     whether it is, and f is made of g by sums and by products with what does not depend on g.
-    jumps: whether f compares or rounds what depends on g, or detaches it, which J does not see.
+    jumps: whether f compares or rounds what depends on g, or detaches it, or jumps in another way:
+        J does not see that.
 
     tangent: f and J alone, of the operator's inputs: the components of f, then J's `entries`, (row,
     column) among the components of h; the others are 0.

@@ -143,7 +143,8 @@ def linear_recurrence(
         unless that is marked. Not together with offsets.
     offsets: [S + 1] boundaries of S sequences packed along the axis. The last state then has a
         leading S: [S, B, D] for b [B, L, D]. init has that shape, or [B, D] for all sequences
-        alike: a shape of two dimensions is read as [B, D] even if S equals B.
+        alike: a shape of two dimensions is read as [B, D] even if S equals B. For b [L, D] these
+        are [S, D] and [D].
 
     >>> reset = torch.tensor([False, False, True, False])
     >>> assocscan.linear_recurrence(0.5, b, axis=0, reset=reset)

@@ -14,8 +14,10 @@
 // 3. end += d. Where that is LIMIT times as large as any state of the window, or not finite, the end
 //    becomes F: products of many slopes overshoot where a step hardly forgets.
 //
-// A window of a chain is solved when all residuals are as small as roundings of the thread's states
-// (CLOSE), or for the third time within the tolerance. Its states are those that were walked last. After MOST iterations
+// A window of a chain is solved when all residuals are as small as roundings (CLOSE), or for the third
+// time within the tolerance. The roundings of a thread's states count as far as its slopes carry them
+// to its end, and no more than those of its largest state: a large state that is forgotten before the
+// end leaves none. Its states are those that were walked last. After MOST iterations
 // without that the window is walked, thread after thread. Either way the last state of a window is
 // exactly what the next one starts from. The chains of a block take windows together, but what one of
 // them gives does not depend on the others. After each failure in a row, twice as many windows of a
@@ -73,6 +75,20 @@ INLINE Affine after(const float (&second)[SLOPES], const Affine& first) {
                     sum = fused(second[i * NUMBERS + k], first.slope[k * NUMBERS + j], sum);
                 y.slope[i * NUMBERS + j] = sum;
             }
+    }
+    return y;
+}
+// What a step makes of roundings: those that the slopes carry on, and those of its own result.
+INLINE Vector carried(const float (&slope)[SLOPES], const Vector& roundings, const Vector& f) {
+    Vector y;
+    UNROLL for (int i = 0; i < NUMBERS; ++i) {
+        y.at[i] = __builtin_fabsf(f.at[i]);
+        if constexpr (DIAGONAL) {
+            y.at[i] = fused(__builtin_fabsf(slope[i]), roundings.at[i], y.at[i]);
+        } else {
+            UNROLL for (int j = 0; j < NUMBERS; ++j)
+                y.at[i] = fused(__builtin_fabsf(slope[i * NUMBERS + j]), roundings.at[j], y.at[i]);
+        }
     }
     return y;
 }
@@ -240,11 +256,16 @@ struct Chain {
             Affine map = nothing();
             Vector p = start, r;
             u32 sizes[NUMBERS];  // the largest |h| of the thread's steps, later of the window
-            UNROLL for (int n = 0; n < NUMBERS; ++n) sizes[n] = size_of(start.at[n]);
+            Vector roundings;    // of all h, in units of a rounding, as far as F has them
+            UNROLL for (int n = 0; n < NUMBERS; ++n) {
+                sizes[n] = size_of(start.at[n]);
+                roundings.at[n] = float_of(sizes[n]);
+            }
             each_step([&](int i, const Raw& read) {
                 const Affine step = tangent_of(p, carry, read);
                 map = after(step.slope, map);
                 p = step.offset;
+                roundings = carried(step.slope, roundings, p);
                 UNROLL for (int n = 0; n < NUMBERS; ++n)
                     sizes[n] = larger(sizes[n], size_of(p.at[n]));
                 if (pending) put_g(i, p);
@@ -254,7 +275,8 @@ struct Chain {
                 r.at[n] = p.at[n] - end.at[n];
                 const float off = __builtin_fabsf(r.at[n]);
                 is_near = is_near && off <= TOLERANCE * (1 + __builtin_fabsf(end.at[n]));
-                is_close = is_close && off <= CLOSE * float_of(sizes[n]);
+                is_close = is_close && off <= CLOSE * float_of(sizes[n]) &&
+                           off <= CLOSE * roundings.at[n];
                 sizes[n] = largest(sizes[n]);
             }
             u32 flags = (all(is_near) ? 0 : FAR) | (all(is_close) ? 0 : NOT_CLOSE);

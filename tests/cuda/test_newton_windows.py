@@ -182,6 +182,60 @@ def test_states_of_any_size(engine: str, size: float) -> None:
     assert (told[:, 1] == 0).all()
 
 
+FORGETS = {  # the step, the start, and what is added at step 40
+    "from far away": (lambda h, x: torch.exp(-h) + 0 * x, -20.0, 0.0),
+    "a spike": (lambda h, x: torch.tanh(2 * h) + x, 0.5, 1e10),
+    "an infinite spike": (lambda h, x: torch.tanh(2 * h) + x, 0.5, float("inf")),
+    "a spike that fades": (lambda h, x: 0.5 * h + torch.sin(h) + x, 0.5, 1e7),
+}
+
+
+@everywhere
+@pytest.mark.parametrize("tolerance", [None, 1e-30])
+@pytest.mark.parametrize("name", FORGETS)
+def test_large_states_that_are_forgotten(engine: str, name: str, tolerance: float | None) -> None:
+    """They are no measure of what comes after them."""
+    executables._PREPARED.clear()
+    step, start, spike = FORGETS[name]
+    x = 1e-3 * drawn(1, 600, 2)
+    x[:, 40] += spike
+    found, walked, _ = solved(engine, {"xs": x, "init": start}, step, tolerance=tolerance)
+    torch.testing.assert_close(found, walked, rtol=1e-5, atol=1e-6)
+
+
+JUMPS = {
+    "relu": lambda h, x: torch.relu(h) + x,  # compares
+    "compares": lambda h, x: torch.where(h > 0, h, 0.5 * x),
+    "signs": lambda h, x: torch.sign(h) + x,
+    "rounds": lambda h, x: torch.round(3 * h) / 4 + x,
+    "floors": lambda h, x: torch.floor(3 * h) / 4 + x,
+    "casts": lambda h, x: h.long().float() / 2 + x,
+    "rounds to 16 bits": lambda h, x: torch.tanh(h.half().float()) + x,
+    "detaches": lambda h, x: torch.tanh(h).detach() + x,
+    "remainder": lambda h, x: torch.remainder(h, 1.0) + x,
+    "fmod": lambda h, x: torch.fmod(h, 1.0) + x,
+    "floor division": lambda h, x: h // 0.3 + x,
+    "copysign": lambda h, x: torch.copysign(x, h),
+    "angle": lambda h, x: torch.atan2(h, x),
+    "heaviside": lambda h, x: torch.heaviside(h, x),
+}
+SMOOTH = {
+    "max": lambda h, x: torch.maximum(0.9 * h, 0 * x) + x,
+    "clamp": lambda h, x: torch.clamp(torch.sin(h) + x, -1, 1),
+    "of x alone": lambda h, x: torch.tanh(h) + torch.floor(x) * (x > 0),
+}
+
+
+@pytest.mark.parametrize("name", [*JUMPS, *SMOOTH])
+def test_steps_that_jump(name: str) -> None:
+    with mock.patch.object(nonlinear, "derive_newton", wraps=nonlinear.derive_newton) as derived:
+        step = (JUMPS | SMOOTH)[name]
+        nonlinear_recurrence(step, drawn(1, 20, 2), 0.1, method="newton", backend="cpu")
+    assert derived.called
+    operator = derived.call_args.args[0]
+    assert nonlinear.derive_newton(operator).jumps == (name in JUMPS)
+
+
 @everywhere
 def test_states_that_fade(engine: str) -> None:
     """A state that halves at each step is right to its own last digits."""

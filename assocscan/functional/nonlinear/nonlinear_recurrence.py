@@ -93,7 +93,8 @@ def nonlinear_recurrence(
         such as 0.0 takes the dtype of the floats in xs. An int such as 0 counts as int64: beside
         int32 xs, h is int64.
     params: a pytree of tensors or numbers that broadcast in the same way and are the same at every
-        step; their gradients are summed over the steps.
+        step; their gradients are summed over the steps. They take part in the promotion of dtypes:
+        float32 params beside bfloat16 xs make h float32.
     lower: a fused map after each step: lower(h) or lower(h, x), without params, gives what is
         written at t.
     reverse: exactly flip(f(flip(xs))).
