@@ -33,7 +33,8 @@
 constexpr int ALL_THREADS = THREADS, WARPS = THREADS / 32, SLOTS = 32 / CHAINS;
 constexpr int WINDOW = WARPS * SLOTS * ITEMS;
 constexpr int MOST_FAILED = 4, ENOUGH = 3;
-constexpr float LIMIT = 4, LARGEST = 0x1.fffffep127f, CLOSE = 0x1p-22f;
+constexpr float LIMIT = 4, LARGEST = 0x1.fffffep127f, CLOSE = 0x1p-22f,
+                SMALLEST = 0x1p-126f;
 // The lanes of the first chain, as bits.
 constexpr u32 LANES_OF_FIRST = 0xffffffffu / (u32)(((u64)1 << CHAINS) - 1);
 static_assert(THREADS % 32 == 0 && 32 % CHAINS == 0, "lanes");
@@ -275,8 +276,8 @@ struct Chain {
                 r.at[n] = p.at[n] - end.at[n];
                 const float off = __builtin_fabsf(r.at[n]);
                 is_near = is_near && off <= TOLERANCE * (1 + __builtin_fabsf(end.at[n]));
-                is_close = is_close && off <= CLOSE * float_of(sizes[n]) &&
-                           off <= CLOSE * roundings.at[n];
+                is_close = is_close && off <= fused(CLOSE, float_of(sizes[n]), SMALLEST) &&
+                           off <= fused(CLOSE, roundings.at[n], SMALLEST);
                 sizes[n] = largest(sizes[n]);
             }
             u32 flags = (all(is_near) ? 0 : FAR) | (all(is_close) ? 0 : NOT_CLOSE);

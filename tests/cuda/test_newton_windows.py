@@ -182,6 +182,18 @@ def test_states_of_any_size(engine: str, size: float) -> None:
     assert (told[:, 1] == 0).all()
 
 
+@everywhere
+def test_a_tail_of_zeros(engine: str) -> None:
+    """As padding is: states fade beyond the smallest floats, and are solved there, too."""
+    executables._PREPARED.clear()
+    x = drawn(1, 1500, 2)
+    x[:, 100:] = 0
+    step = lambda h, x: torch.tanh(0.9 * h + x)  # noqa: E731
+    found, walked, told = solved(engine, {"xs": x, "init": 0.0}, step, tolerance=1e-38)
+    torch.testing.assert_close(found, walked, rtol=1e-5, atol=1e-37)
+    assert (told[:, 1] == 0).all()
+
+
 FORGETS = {  # the step, the start, and what is added at step 40
     "from far away": (lambda h, x: torch.exp(-h) + 0 * x, -20.0, 0.0),
     "a spike": (lambda h, x: torch.tanh(2 * h) + x, 0.5, 1e10),
