@@ -140,7 +140,8 @@ def linear_recurrence(
     reset: a mask of the steps with which the recurrence starts afresh: there h[t] = b[t], whatever
         a[t] and the state before are, be they NaN. For b [B, L, D] it is [B, L], [L, 1] for the
         same steps in all rows, or another shape that broadcasts to b. init enters the first step
-        unless that is marked. Not together with offsets.
+        unless that is marked. With `reverse` the last step of an episode is marked. Not together
+        with offsets.
     offsets: [S + 1] boundaries of S sequences packed along the axis. The last state then has a
         leading S: [S, B, D] for b [B, L, D]. init has that shape, or [B, D] for all sequences
         alike: a shape of two dimensions is read as [B, D] even if S equals B. For b [L, D] these

@@ -65,7 +65,7 @@ def table() -> str:
         CPU.found("cumsum", c, shape="4 x 8192 x 512") for c in (OURS, "torch.cumsum")
     )  # fmt: skip
     title = (
-        "the first row, but on two CPU cores (in brackets: the middle three fifths of the calls)"
+        "the first row, on two CPU cores (in brackets: the range of the middle 60 % of calls)"
     )
     on_cpu = [title, f"{CPU.time(ours)} ms", f"`torch.cumsum` {digits(ms(theirs))} ms"]
     head = f"on one {gpu(GPU.environment)} | assocscan | others"
