@@ -17,7 +17,8 @@
 // A window of a chain is solved when all residuals are as small as roundings (CLOSE), or for the third
 // time within the tolerance. The roundings of a thread's states count as far as its slopes carry them
 // to its end, and no more than those of its largest state: a large state that is forgotten before the
-// end leaves none. Its states are those that were walked last. After MOST iterations
+// end leaves none. They may be as large as the end itself, where a first guess would pass. So residuals
+// must be PRECISE, too, relative to the end alone, or CLOSE in two iterations in a row. Its states are those that were walked last. After MOST iterations
 // without that the window is walked, thread after thread. Either way the last state of a window is
 // exactly what the next one starts from. The chains of a block take windows together, but what one of
 // them gives does not depend on the others. After each failure in a row, twice as many windows of a
@@ -34,7 +35,7 @@ constexpr int ALL_THREADS = THREADS, WARPS = THREADS / 32, SLOTS = 32 / CHAINS;
 constexpr int WINDOW = WARPS * SLOTS * ITEMS;
 constexpr int MOST_FAILED = 4, ENOUGH = 3;
 constexpr float LIMIT = 4, LARGEST = 0x1.fffffep127f, CLOSE = 0x1p-22f,
-                SMALLEST = 0x1p-126f;
+                PRECISE = 0x1p-12f, SMALLEST = 0x1p-126f;
 // The lanes of the first chain, as bits.
 constexpr u32 LANES_OF_FIRST = 0xffffffffu / (u32)(((u64)1 << CHAINS) - 1);
 static_assert(THREADS % 32 == 0 && 32 % CHAINS == 0, "lanes");
@@ -155,13 +156,14 @@ INLINE Affine affine_up(const Affine& a, int lanes) {
 }
 
 // What a warp tells the others about a chain: the map of its steps, the largest |h|, whether a
-// residual is not within the tolerance (FAR) and not CLOSE, and of its last thread the end and F.
+// residual is not within the tolerance (FAR), not CLOSE, not PRECISE, and of its last thread the end
+// and F.
 struct alignas(16) Message {
     Affine map;
     u32 sizes[NUMBERS], flags;
     Vector end, f;
 };
-constexpr u32 FAR = 1, NOT_CLOSE = 2;
+constexpr u32 FAR = 1, NOT_CLOSE = 2, NOT_PRECISE = 4;
 static_assert(sizeof(Message) <= 4 * MESSAGE_WORDS, "messages");
 
 // One chain, as a thread sees it.
@@ -250,6 +252,7 @@ struct Chain {
         const Vector entering = numbers_of(carry);
         Vector start = entering, end = entering;  // of the thread's steps
         int near = 0;                             // how often residuals were within the tolerance
+        bool was_close = false;                   // whether they were CLOSE in the iteration before
         ROLLED for (int k = 0; k < MOST; ++k) {
             const bool pending = tries && !solved;
             if (!any(pending)) break;
@@ -271,16 +274,20 @@ struct Chain {
                     sizes[n] = larger(sizes[n], size_of(p.at[n]));
                 if (pending) put_g(i, p);
             });
-            bool is_near = true, is_close = true;
+            bool is_near = true, is_close = true, is_precise = true;
             UNROLL for (int n = 0; n < NUMBERS; ++n) {
                 r.at[n] = p.at[n] - end.at[n];
                 const float off = __builtin_fabsf(r.at[n]);
-                is_near = is_near && off <= TOLERANCE * (1 + __builtin_fabsf(end.at[n]));
+                const float end_size = __builtin_fabsf(end.at[n]), f_size = __builtin_fabsf(p.at[n]);
+                is_near = is_near && is_finite(off) && off <= TOLERANCE * (1 + end_size);
+                is_precise = is_precise && off <= fused(PRECISE, end_size > f_size ? end_size : f_size,
+                                                        SMALLEST);
                 is_close = is_close && off <= fused(CLOSE, float_of(sizes[n]), SMALLEST) &&
                            off <= fused(CLOSE, roundings.at[n], SMALLEST);
                 sizes[n] = largest(sizes[n]);
             }
-            u32 flags = (all(is_near) ? 0 : FAR) | (all(is_close) ? 0 : NOT_CLOSE);
+            u32 flags = (all(is_near) ? 0 : FAR) | (all(is_close) ? 0 : NOT_CLOSE) |
+                        (all(is_precise) ? 0 : NOT_PRECISE);
             const Vector f = p;
             map.offset = r;
             UNROLL for (int d = 1; d < SLOTS; d *= 2) {
@@ -314,10 +321,12 @@ struct Chain {
                 leaving = from_lane(f, 32 - CHAINS + place);
             }
             near += !(flags & FAR);
-            if (pending && (!(flags & NOT_CLOSE) || near == ENOUGH)) {
+            const bool close = !(flags & NOT_CLOSE);
+            if (pending && ((close && (was_close || !(flags & NOT_PRECISE))) || near == ENOUGH)) {
                 solved = true;
                 last = leaving;
             }
+            was_close = close;
             const Vector moved = corrected(end, applied(map.slope, d, map.offset), r, sizes);
             UNROLL for (int n = 0; n < NUMBERS; ++n) end.at[n] = pending ? moved.at[n] : end.at[n];
             start = from_before(end, pending ? first_start : start);

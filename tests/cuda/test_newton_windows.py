@@ -198,6 +198,8 @@ FORGETS = {  # the step, the start, and what is added at step 40
     "from far away": (lambda h, x: torch.exp(-h) + 0 * x, -20.0, 0.0),
     "a spike": (lambda h, x: torch.tanh(2 * h) + x, 0.5, 1e10),
     "an infinite spike": (lambda h, x: torch.tanh(2 * h) + x, 0.5, float("inf")),
+    "a spike whose roundings stay": (lambda h, x: torch.sin(h) + x, 0.5, 1e8),
+    "from near a pole": (lambda h, x: 1 / h + torch.sin(h) + x, 1e-7, 0.0),
     "a spike that fades": (lambda h, x: 0.5 * h + torch.sin(h) + x, 0.5, 1e7),
 }
 
