@@ -198,12 +198,13 @@ def associative_scan(
     axis: counted over the batch dimensions (all but the operator's element dimensions).
     reverse: scan from the end; `op` then receives (later, earlier).
     inclusive: False: output t combines the elements before t; the first is `init` or the identity.
-    init: the carry that enters, a state without the axis; differentiable. It adds no output: ys
-        are as long as xs.
-    return_final: also return the carry that leaves, a state as `init` is; 16-bit states come as
-        float32.
-    offsets: [S + 1] boundaries of S sequences packed along the axis, each scanned on its own; init
-        and final then have a leading S.
+    init: the carry that enters, a state without the axis: tensors or numbers that broadcast to the
+        batch without the axis, [B, D] for [B, L, D]; differentiable. It adds no output: ys are as
+        long as xs.
+    return_final: also return the carry that leaves, a state as `init` is, before any `lower`;
+        16-bit states come as float32.
+    offsets: [S + 1] boundaries of S sequences packed along the axis, each scanned on its own. The
+        final then has a leading S, [S, B, D]. init broadcasts to that: [B, D] is one for all.
     backend: "auto" (None is the same), "triton", "cuda", "multipass", "cpu" or "eager". A named
         backend runs the scan and its gradient, or raises. Two exceptions: if no gradient can be
         generated, the operator's own adjoint computes it, or else the eager engine, with a warning;
@@ -215,10 +216,10 @@ def associative_scan(
         the CPU for a given number of threads), so the flag changes nothing yet.
 
     Returns ys, or (ys, final): the structure and dtypes of xs, or those that the monoid's lift and
-    lower give. Leaves of a monoid broadcast against each other, and its results have that common
-    shape; those of a plain function have the shapes that it returns. 16-bit floats are combined in
-    float32 and rounded once. If leaves have different float dtypes, they are combined in the
-    widest one.
+    lower give. Leaves of a monoid broadcast in their batch dimensions, and its results have that
+    common batch; those of a plain function have the shapes that it returns. 16-bit floats are
+    combined in float32 and rounded once. If leaves have different float dtypes, they are combined
+    in the widest one.
 
     A kernel is compiled at the first call that needs it, which takes seconds, and stored on disk
     for later processes. Other dtypes, another layout (the last axis or an inner one) and each
