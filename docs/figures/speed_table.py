@@ -64,7 +64,7 @@ def table() -> str:
     ours, theirs = (
         CPU.found("cumsum", c, shape="4 x 8192 x 512") for c in (OURS, "torch.cumsum")
     )  # fmt: skip
-    title = "`cumsum` as at the top, on two CPU cores (in brackets: the middle 60 % of the calls)"
+    title = "`cumsum` as in row 1, on two CPU cores (in brackets: the middle 60 % of the calls)"
     on_cpu = [title, f"{CPU.time(ours)} ms", f"`torch.cumsum` {digits(ms(theirs))} ms"]
     head = f"on one {gpu(GPU.environment)} | assocscan | others"
     return lines(head, [*map(cells, LINES), on_cpu])
@@ -88,8 +88,8 @@ def sources() -> str:
         for runs in (GPU, CPU)
     }
     text = (
-        f"The GPU's times are of {dates[GPU]}, with {', '.join(named)}. {faster if count else ''}"
-        f"The CPU's are of {dates[CPU]}, with torch {version(CPU.environment['torch'])}. "
+        f"GPU times are of {dates[GPU]}, with {', '.join(named)}. {faster if count else ''}"
+        f"CPU times are of {dates[CPU]}, with torch {version(CPU.environment['torch'])}. "
         "On the CPU `torch.cumsum` adds in float64, so its error is smaller; our "
         "`cumsum(x, compensated=True)` is [as exact](docs/how/numbers.md#long-sums), but slower "
         "than the plain one."
