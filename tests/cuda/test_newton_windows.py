@@ -10,10 +10,12 @@ from unittest import mock
 
 import cuda_emulator
 import pytest
+import steps
 import torch
 import walked_cases
 from cuda_emulator import Emulated, emulated
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from walked_cases import CASES, Case, loop
 
 from assocscan import explain_recurrence, nonlinear_recurrence
@@ -248,6 +250,32 @@ def test_steps_that_jump(name: str) -> None:
     assert derived.called
     operator = derived.call_args.args[0]
     assert nonlinear.derive_newton(operator).jumps == (name in JUMPS)
+
+
+@everywhere
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(20))
+def test_random_steps(engine: str, seed: int) -> None:
+    """Random expressions, with a step that is far from the others: as the loop, up to what its own
+    roundings make of it."""
+    executables._PREPARED.clear()
+    step, states, inputs, weights = steps.random_step(seed)
+    xs = [drawn(1, 400, 3) + k for k in range(inputs)]
+    xs[0][0, 150] *= 10.0 ** (seed % 12)
+    given: dict[str, Any] = {"xs": tuple(xs), "init": (0.1,) * states}
+    given |= {"params": tuple(drawn(3 + k)[:3] for k in range(weights))}
+    with where(engine) as at:
+        given = {name: move(value, at["device"]) for name, value in given.items()}
+        options = {"backend": at["backend"], "method": "newton", "tolerance": 1e-30}
+        found = nonlinear_recurrence(step, **given, **options)
+        walked = nonlinear_recurrence(step, **given, backend=at["backend"])
+    right, _ = steps.loop(
+        step, tree_map(lambda t: t.double(), given["xs"]), given["init"],
+        params=tree_map(lambda t: t.double(), given["params"]),
+    )  # fmt: skip
+    for got, by_loop, want in zip(found, walked, right, strict=True):
+        noise = (by_loop.double() - want).abs().max().item()
+        torch.testing.assert_close(got, by_loop, rtol=1e-5, atol=1e-5 + 30 * noise)
 
 
 @everywhere
