@@ -216,10 +216,10 @@ def associative_scan(
         the CPU for a given number of threads), so the flag changes nothing yet.
 
     Returns ys, or (ys, final): the structure and dtypes of xs, or those that the monoid's lift and
-    lower give. Leaves of a monoid broadcast in their batch dimensions, and its results have that
-    common batch; those of a plain function have the shapes that it returns. 16-bit floats are
-    combined in float32 and rounded once. If leaves have different float dtypes, they are combined
-    in the widest one.
+    lower give. The leaves of a monoid broadcast in their batch dimensions, and all its results have
+    the batch shape that comes of it. Results of a plain function have the shapes that it returns.
+    Floats of 16 bits are combined in float32 and rounded once. Leaves of different float dtypes are
+    combined in the widest one.
 
     A kernel is compiled at the first call that needs it, which takes seconds, and stored on disk
     for later processes. Other dtypes, another layout (the last axis or an inner one) and each

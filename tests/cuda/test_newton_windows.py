@@ -313,11 +313,7 @@ def test_what_auto_takes(engine: str) -> None:
     step = lambda h, x: torch.tanh(0.7 * h + x)  # noqa: E731
     fires = lambda h, x: 0.9 * h + x - (h > 1).to(h.dtype)  # noqa: E731
     x = drawn(1, 700, 3)
-    with (
-        where(engine) as at,
-        mock.patch.object(nonlinear, "LONG", 600),
-        mock.patch.object(nonlinear, "is_gpu", lambda _: True),
-    ):
+    with where(engine) as at, mock.patch.object(nonlinear, "LONG", 600):
         given = x.to(at["device"])
         cases = ((step, 700, "newton"), (step, 500, "walked"), (fires, 700, "walked"))
         for f, length, kernel in cases:

@@ -171,9 +171,6 @@ VECTORS = {
 # Both directions hand totals to the next pass: a backward pass that combines them and walks
 # nothing, one of which nothing but the totals is wanted (on the rank that comes first), and kernels
 # that take them. Operator, dtype, reverse, inclusive, finals.
-HANDED = "vectors-handed"
-WALKED, NEWTON = "walked", "newton"
-WINDOWS = "windows"
 TWO_PASSES = (
     ("selective", torch.float32, False, True, False),
     ("selective", torch.bfloat16, True, True, False),
@@ -287,9 +284,15 @@ def check_vectors(mode: str, device: str = "cuda") -> int:
     return len(VECTORS[mode])
 
 
+CHECKS: dict[str, Callable[[], int]] = {
+    "vectors-handed": check_handed, "walked": check_walked, "newton": check_newton,
+    "windows": check_windows,
+}  # fmt: skip
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    names = [*MODES, *VECTORS, HANDED, WALKED, NEWTON, WINDOWS]
+    names = [*MODES, *VECTORS, *CHECKS]
     parser.add_argument(
         "modes", nargs="*", default=[""],
         help=f"run those whose names begin with one of these, of {', '.join(names)}; else all",
@@ -308,17 +311,8 @@ def main() -> int:
         if mode in VECTORS:
             print(f"{mode}: {check_vectors(mode)} scans", flush=True)
             continue
-        if mode == WALKED:
-            print(f"{mode}: {check_walked()} scans", flush=True)
-            continue
-        if mode == NEWTON:
-            print(f"{mode}: {check_newton()} scans", flush=True)
-            continue
-        if mode == WINDOWS:
-            print(f"{mode}: {check_windows()} cases", flush=True)
-            continue
-        if mode == HANDED:
-            print(f"{mode}: {check_handed()} cases", flush=True)
+        if mode in CHECKS:
+            print(f"{mode}: {CHECKS[mode]()} scans", flush=True)
             continue
         with tuning.forced(MODES[mode][0]):
             for problem, flags in cells(mode, given.packed):

@@ -34,6 +34,7 @@ from .step_call import bind_step, gather
 from .step_operator import StepOperator
 
 METHODS = ("auto", "loop", "newton")
+USUAL = ("auto", None, None)  # the method, the tolerance and the iterations of most calls
 # Where "auto" takes Newton's method: docs/nonlinear.md.
 LONG, CHAINS_PER_PROCESSOR = 1024, 4
 
@@ -160,7 +161,7 @@ def nonlinear_recurrence(
     backend = checked_backend(backend, deterministic)
     op, scanned, carried = given.operator, given.inputs, given.carried
     options = method, tolerance, max_iterations
-    calls = op.calls if method == "loop" else op.calls_by(options)
+    calls = op.calls if options == USUAL else op.calls_by(options)
     key = calls, scanned, axis, reverse, True, carried, return_final, backend, offsets
     found = runner.call(*key)
     if found is not runner.MISS:
@@ -213,7 +214,7 @@ def parallel_method(
     if method == "loop" or backend == "eager" or needs_dispatcher():
         return None
     by_choice = method == "auto"
-    if by_choice and not is_long(call):
+    if by_choice and not is_long(call, backend):
         return None
     op = call.traced.operator
     if op is None or backends.why_not(call, backend) is not None or not is_solvable(op):
@@ -234,16 +235,13 @@ def parallel_method(
     return dispatch
 
 
-def is_long(call: ScanCall) -> bool:
-    """Whether "auto" may solve the call: at least LONG steps of few chains, on a GPU."""
-    device, chains = call.leaves[0].device, math.prod(call.batch) // max(call.length, 1)
-    if not is_gpu(device) or call.length < LONG or call.offsets is not None:
+def is_long(call: ScanCall, backend: str) -> bool:
+    """Whether "auto" may solve the call: at least LONG steps of few chains, not on the CPU."""
+    device = call.leaves[0].device
+    on_cpu = device.type == "cpu" and backend != "cuda"
+    if on_cpu or call.length < LONG or call.offsets is not None:
         return False
-    return chains <= CHAINS_PER_PROCESSOR * processors(device)
-
-
-def is_gpu(device: torch.device) -> bool:
-    return device.type == "cuda"
+    return math.prod(call.batch) // call.length <= CHAINS_PER_PROCESSOR * processors(device)
 
 
 def kernel_of(dispatch: NewtonDispatch, call: ScanCall) -> Executable | None:

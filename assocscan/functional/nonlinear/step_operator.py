@@ -121,7 +121,7 @@ class StepOperator(Monoid):
         )
 
     def calls_by(self, options: tuple[Any, ...]) -> Calls:
-        """The calls of this step by another method than the loop."""
+        """The calls of this step with other options than the usual ones."""
         known = self._by_method.get(options)
         return self._by_method.insert(options, Calls()) if known is None else known
 
