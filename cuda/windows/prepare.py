@@ -11,14 +11,13 @@ import functools
 import itertools
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ...engines.base.cpp_and_cuda.windows import (
     Form,
-    adjoint_of_sums,
     is_windowable,
     pulled,
     states_of,
@@ -66,9 +65,10 @@ def has_gradient(op: Operator) -> bool:
 
 
 def element_bytes(op: Operator) -> int:
-    """The bytes of a state, or of an element where that is larger."""
+    """The bytes of a state, or of the inputs that states are made of where those are larger."""
+    kinds = op.lift.inputs
     state = sum(EXACT_DTYPES[kind].itemsize for kind in op.combine.output_dtypes)
-    inputs = sum(EXACT_DTYPES[kind].itemsize for kind in op.lift.inputs)
+    inputs = sum(EXACT_DTYPES[kinds[c]].itemsize for c in op.lift.used_inputs)
     return max(state, inputs)
 
 
@@ -221,17 +221,13 @@ def windows(
     element, contiguous. gradient: whether `gradients` will be wanted."""
     device = leaves[0].device
     outputs = [torch.empty(form.batch + t.shape, dtype=t.dtype, device=device) for t in op.outputs]
-    return outputs, forward(op, leaves, outputs, form, gradient and not adjoint_of_sums(op))
+    return outputs, forward(op, leaves, outputs, form, gradient)
 
 
 def gradients(
     op: Operator, leaves: Sequence[Tensor], cotangents: Sequence[Tensor], made: Made
 ) -> list[Tensor]:
     """Gradients of the inputs that are floats. cotangents: of the outputs that are floats."""
-    adjoint = adjoint_of_sums(op)
-    if adjoint is not None:
-        form = replace(made.cut.form, reverse=not made.cut.form.reverse)
-        return windows(adjoint, cotangents, form, False)[0]
     found = [
         torch.empty_like(t) for t, leaf in zip(leaves, op.inputs, strict=True)
         if leaf.dtype.is_floating_point

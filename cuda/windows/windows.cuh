@@ -300,7 +300,6 @@ INLINE Cotangent taken_through(Sum& sum, int i, const Raw& z, const State (&suff
 #endif
 
 // A thread walks from tile to tile, `period` apart: the x of one pair is the z of the next.
-// A thread walks from tile to tile, `period` apart: the x of one pair is the z of the next.
 #if KIND == PULL
 TILES_IO(put_middle, Cotangent, MIDDLE_COTANGENT, PUT_PORT, const)
 

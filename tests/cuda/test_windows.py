@@ -54,6 +54,7 @@ def test_dtypes(dtype: torch.dtype, inner: int, device: str) -> None:
     eps = max(torch.finfo(dtype).eps, 1e-7)
     check(ops.max, xs, 40, device, rtol=eps, atol=0)
     check(ops.sum, xs, 40, device, rtol=8 * eps, atol=8 * eps)
+    check(ops.logaddexp, xs, 40, device, rtol=16 * eps, atol=16 * eps)
 
 
 @each_device

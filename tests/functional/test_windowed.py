@@ -426,6 +426,39 @@ def test_special_values_stay_in_their_windows(name: str, backend: str) -> None:
                 assert not expected[far.all(-1)].isnan().any() and far.all(-1)[0].any()
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("shift", [0.0, 1e3, -1e5])
+def test_log_sums_are_as_exact_as_a_loop(shift: float, reverse: bool) -> None:
+    """Values and gradients beside a loop over windows, both in float32: errors grow with |x|, and no
+    more than the loop's."""
+    x = (3 * rand(300, 5) + shift).float().requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    cotangent = rand(300, 5, seed=1).float()
+    errors = []
+    for windows in (windowed, step_by_step, windowed):
+        y, z = windows(ops.logaddexp, x, 65, 0, reverse), step_by_step(
+            ops.logaddexp, wide, 65, 0, reverse)[0]  # fmt: skip
+        y = y[0] if isinstance(y, tuple) else y
+        pair = (
+            torch.autograd.grad(y, x, cotangent),
+            torch.autograd.grad(z, wide, cotangent.double()),
+        )
+        errors.append([(y - z).abs().max(), (pair[0][0] - pair[1][0]).abs().max()])
+    assert errors[0] == errors[2]
+    for found, loop in zip(errors[0], errors[1], strict=True):
+        assert found <= 1.5 * loop
+
+
+def test_infinite_log_sums_pass_no_gradient_on() -> None:
+    x = torch.tensor([1.0, -INF, -INF, -INF, 2.0, INF, 3.0, 4.0, 5.0], requires_grad=True)
+    y = windowed(ops.logaddexp, x, 2)
+    (found,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    # Of the windows of 1.0, of −∞ and 2.0, of 3.0 and 4.0, and of 4.0 and 5.0.
+    late = torch.sigmoid(torch.tensor(1.0))
+    want = torch.tensor([2.0, 0, 0, 0, 1.0, 0, 1 - late, 1.0, late])
+    torch.testing.assert_close(found, want)
+
+
 @pytest.mark.slow
 @pytest.mark.thinned(8)
 @pytest.mark.parametrize("backend", ["cpu", "eager"])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ from ..base.cpp_and_cuda.windows import (
     Form,
     PortLists,
     WindowTexts,
-    adjoint_of_sums,
     floats,
     is_windowable,
     pulled,
@@ -107,9 +105,6 @@ def gradients(
     offsets: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of the inputs that are floats. cotangents: of the outputs that are floats."""
-    adjoint = adjoint_of_sums(op)
-    if adjoint is not None:
-        return windows(adjoint, cotangents, replace(form, reverse=not form.reverse), offsets)
     results = [new(form.batch + t.shape, t.dtype) for t in op.inputs if t.dtype.is_floating_point]
     run(op, True, [*leaves, *cotangents, *results], form, offsets)
     return results

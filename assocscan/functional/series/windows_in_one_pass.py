@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +27,7 @@ from ...runtime.batched_gradients import Mapped, one_by_one, takes_batches
 from ...runtime.scan_call import ScanCall
 from ...torch_state import is_tracked
 from ..operands import are_memory
+from .windows_of_cotangents import Windowable, windowable
 
 # Where chains have fewer blocks of `width` steps together, which the kernel takes as lanes, it is
 # left to scans, unless there is little to compute. Milliseconds of values and gradients of float32
@@ -44,13 +45,17 @@ class Windows:
 
     batched: ClassVar[Mapped] = staticmethod(one_by_one)
 
-    op: Operator
+    made_of: Windowable
     form: Form
     order: tuple[int, ...]
     offsets: Tensor | None
     engine: type[OnCpu] | type[OnGpu]
     tracked: bool
     composed: Callable[[Sequence[Tensor]], Leaves]
+
+    @property
+    def op(self) -> Operator:
+        return self.made_of.operator
 
     def there(self, t: Tensor, shape: tuple[int, ...]) -> Tensor:
         """A leaf as the kernel reads it; shape: that of the batch, in the order of dimensions."""
@@ -70,14 +75,18 @@ class Windows:
     def forward(self, leaves: Sequence[Tensor]) -> tuple[Leaves, Any]:
         """The outputs, and what the engine keeps for `backward`."""
         given = [self.there(t.detach(), self.batch) for t in leaves]
-        found, states = self.engine.forward(self, given)
+        pulled_back = self.tracked and self.made_of.adjoint is None
+        found, states = self.engine.forward(self.op, given, self.form, self.offsets, pulled_back)
         return [self.back(t) for t in found], states
 
     def backward(
-        self, leaves: Sequence[Tensor], cotangents: Sequence[Tensor | None], states: Any
+        self,
+        leaves: Sequence[Tensor],
+        ys: Sequence[Tensor],
+        cotangents: Sequence[Tensor | None],
+        states: Any,
     ) -> Leaves:
-        """The gradients of the leaves of floats, in their shapes."""
-        given = [self.there(t.detach(), self.batch) for t in leaves]
+        """The gradients of the leaves of floats, in their shapes. ys: the outputs."""
         device = leaves[0].device
         seeds = [
             torch.zeros(self.form.batch + leaf.shape, dtype=leaf.dtype, device=device)
@@ -85,7 +94,17 @@ class Windows:
             for leaf, g in zip(self.op.outputs, cotangents, strict=True)
             if leaf.dtype.is_floating_point
         ]  # fmt: skip
-        found = self.engine.backward(self, given, seeds, states)
+        adjoint, reads_values = self.made_of.adjoint, self.made_of.reads_values
+        given = []
+        if adjoint is None or reads_values:
+            given = [self.there(t.detach(), self.batch) for t in leaves]
+        if adjoint is None:
+            found = self.engine.backward(self.op, given, seeds, self.form, self.offsets, states)
+        else:
+            form = replace(self.form, reverse=not self.form.reverse)
+            if reads_values:
+                seeds += [self.there(y.detach(), self.batch) for y in ys] + given
+            found, _ = self.engine.forward(adjoint, seeds, form, self.offsets, False)
         wanted = [t for t in leaves if t.is_floating_point()]
         return [self.back(g).sum_to_size(t.shape) for g, t in zip(found, wanted, strict=True)]
 
@@ -95,11 +114,12 @@ class OnCpu:
 
     @staticmethod
     def takes(
-        op: Operator, call: ScanCall, width: int, offsets: Tensor | None, tracked: bool
+        made_of: Windowable, call: ScanCall, width: int, offsets: Tensor | None, tracked: bool
     ) -> bool:
+        op = made_of.operator
         if why_unavailable() is not None or not cpu.has_kernel(op):
             return False
-        if tracked and pulled(op) is None:
+        if tracked and made_of.adjoint is None and pulled(op) is None:
             return False
         steps = max(call.length, 1)
         if not cpu.fits(op, min(width, steps)):
@@ -114,12 +134,17 @@ class OnCpu:
         return blocks >= least or chains * steps <= FEW_STEPS
 
     @staticmethod
-    def forward(windows: Windows, leaves: Leaves) -> tuple[Leaves, None]:
-        return cpu.windows(windows.op, leaves, windows.form, windows.offsets), None
+    def forward(
+        op: Operator, leaves: Leaves, form: Form, offsets: Tensor | None, gradient: bool
+    ) -> tuple[Leaves, None]:
+        return cpu.windows(op, leaves, form, offsets), None
 
     @staticmethod
-    def backward(windows: Windows, leaves: Leaves, cotangents: Leaves, states: None) -> Leaves:
-        return cpu.gradients(windows.op, leaves, cotangents, windows.form, windows.offsets)
+    def backward(
+        op: Operator, leaves: Leaves, cotangents: Leaves, form: Form, offsets: Tensor | None,
+        states: None,
+    ) -> Leaves:  # fmt: skip
+        return cpu.gradients(op, leaves, cotangents, form, offsets)
 
 
 class OnGpu:
@@ -127,21 +152,29 @@ class OnGpu:
 
     @staticmethod
     def takes(
-        op: Operator, call: ScanCall, width: int, offsets: Tensor | None, tracked: bool
+        made_of: Windowable, call: ScanCall, width: int, offsets: Tensor | None, tracked: bool
     ) -> bool:
+        op = made_of.operator
         if offsets is not None or width < 2 or not math.prod(call.batch):
             return False
         if backends.why_not_here(call.leaves[0].device, "cuda") is not None:
             return False
-        return gpu.has_kernel(op) and (not tracked or gpu.has_gradient(op))
+        return gpu.has_kernel(op) and (
+            not tracked or made_of.adjoint is not None or gpu.has_gradient(op)
+        )
 
     @staticmethod
-    def forward(windows: Windows, leaves: Leaves) -> tuple[Leaves, gpu.Made]:
-        return gpu.windows(windows.op, leaves, windows.form, windows.tracked)
+    def forward(
+        op: Operator, leaves: Leaves, form: Form, offsets: Tensor | None, gradient: bool
+    ) -> tuple[Leaves, gpu.Made]:
+        return gpu.windows(op, leaves, form, gradient)
 
     @staticmethod
-    def backward(windows: Windows, leaves: Leaves, cotangents: Leaves, states: gpu.Made) -> Leaves:
-        return gpu.gradients(windows.op, leaves, cotangents, states)
+    def backward(
+        op: Operator, leaves: Leaves, cotangents: Leaves, form: Form, offsets: Tensor | None,
+        states: gpu.Made,
+    ) -> Leaves:  # fmt: skip
+        return gpu.gradients(op, leaves, cotangents, states)
 
 
 def in_one_pass(
@@ -156,15 +189,15 @@ def in_one_pass(
     if backend not in ("auto", "cpu" if on_cpu else "cuda"):
         return None
     engine: type[OnCpu] | type[OnGpu] = OnCpu if on_cpu else OnGpu
-    tracked = is_tracked(leaves)
-    if not engine.takes(op, call, width, offsets, tracked):
+    tracked, made_of = is_tracked(leaves), windowable(op)
+    if not engine.takes(made_of, call, width, offsets, tracked):
         return None
     if tracked and not is_derivable(call.operator, call.traced):  # scans warn
         return None
     order = memory_order(call.batch, [(tuple(t.shape), t.stride()) for t in leaves])
     batch = tuple([call.batch[d] for d in order])
     form = Form(batch, order.index(call.axis), width, call.reverse)
-    windows = Windows(op, form, order, offsets, engine, tracked, composed)
+    windows = Windows(made_of, form, order, offsets, engine, tracked, composed)
     try:
         ys = OnePass.apply(windows, *leaves) if tracked else windows.forward(leaves)[0]
     except BackendError:  # no compiler took it, or there is no memory
@@ -176,23 +209,25 @@ class OnePass(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, windows: Windows, *leaves: Tensor) -> tuple[Tensor, ...]:
         ctx.scan = windows
-        ctx.save_for_backward(*leaves)
         ctx.set_materialize_grads(False)
         found, ctx.states = windows.forward(leaves)
         ys = tuple(y.data for y in found)  # torch refuses changes in place of a function's views
+        ctx.save_for_backward(*leaves, *(ys if windows.made_of.reads_values else ()))
         ctx.mark_non_differentiable(*[y for y in ys if not y.is_floating_point()])
         return ys
 
     @staticmethod
     @takes_batches
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        windows, leaves = ctx.scan, ctx.saved_tensors
+        windows = ctx.scan
+        count = len(windows.op.inputs)
+        leaves, ys = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         given = [g for g in cotangents if g is not None]
         if not given:
             return (None, *(None for _ in leaves))
         if torch.is_grad_enabled() or not are_memory(*given, *leaves):
             return (None, *of_composition(windows, leaves, cotangents))
-        found = iter(windows.backward(leaves, cotangents, ctx.states))
+        found = iter(windows.backward(leaves, ys, cotangents, ctx.states))
         return (None, *(next(found) if t.is_floating_point() else None for t in leaves))
 
 
