@@ -429,7 +429,7 @@ def test_special_values_stay_in_their_windows(name: str, backend: str) -> None:
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("shift", [0.0, 1e3, -1e5])
 def test_log_sums_are_as_exact_as_a_loop(shift: float, reverse: bool) -> None:
-    """Values and gradients beside a loop over windows, both in float32: errors grow with |x|, and no
+    """Values and gradients, beside a loop over windows in float32 too. Errors grow with |x|, but no
     more than the loop's."""
     x = (3 * rand(300, 5) + shift).float().requires_grad_()
     wide = x.detach().double().requires_grad_()
