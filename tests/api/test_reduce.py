@@ -123,6 +123,32 @@ def test_gradient_that_reads_no_input(engine: Engine) -> None:
     assert torch.equal(gradient.cpu(), torch.ones(2, 66))
 
 
+@pytest.mark.parametrize("kind", ["plain", "packed", "init"])
+def test_repeated_reductions_of_16_bits(engine: Engine, kind: str) -> None:
+    """Kernels write totals in float32. Repeated calls round them too: then at another address, of
+    other strides, with a gradient."""
+    x = torch.randn(66, 4, generator=torch.Generator().manual_seed(1)).bfloat16()
+    given: dict[str, Any] = {}
+    if kind == "init":
+        given["init"] = engine.put(torch.tensor(2.0))
+    if kind == "packed":
+        given["offsets"] = engine.put(torch.tensor([0, 3, 3, 66]))
+    want = x.double()
+    if kind == "packed":
+        want = torch.stack([want[a:b].sum(0) for a, b in ((0, 3), (3, 3), (3, 66))])
+    else:
+        want = want.sum(0) + (2 if kind == "init" else 0)
+    moved = engine.put(torch.cat([x[:1], x]))[1:]
+    tensors = [*[engine.put(x)] * 3, moved, engine.put(x.mT.contiguous()).mT]
+    for t in (*tensors, *[engine.put(x).requires_grad_()] * 3):
+        y = reduce(ops.sum, t, backend=engine.name, **given)
+        assert y.dtype == torch.bfloat16
+        torch.testing.assert_close(y.detach().cpu().double(), want, rtol=2**-8, atol=2**-8)
+        if t.requires_grad:
+            (gradient,) = torch.autograd.grad(y, t, torch.full_like(y, 3.0))
+            assert torch.equal(gradient.cpu(), torch.full_like(x, 3.0))
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("bounds", [None, (0, 3, 3, 66)], ids=str)
 def test_gradient(engine: Engine, reverse: bool, bounds: tuple[int, ...] | None) -> None:

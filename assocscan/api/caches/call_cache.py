@@ -1,8 +1,8 @@
 """Makes prepared calls of `associative_scan` and `reduce`, so that one with the same flags and the
 same metadata of its tensors skips all checks (`runtime.prepared.prepared_call`).
 
-Reductions have a cache beside that of the scans of an operator; their results are the final carries
-as the kernels write them.
+Reductions have a cache beside that of the scans of an operator; their results are the final
+carries, in the dtypes of the state where kernels write wider ones (of 16 bits).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...engines.base.executable import Executable
+from ...engines.base.executable import Executable, converted
 from ...engines.base.scan_spec import ScanSpec
 from ...errors import BackendError
 from ...pytrees import flatten, unflatten
@@ -105,8 +105,36 @@ def prepared_call(
     count = 0 if call.final_only else len(call.traced.outputs)
     finals = len(call.final)
     python_only = isinstance(scan, RecomputedGradient) and is_repeated(tensors)
-    returned = (*range(count), *range(last - finals, last))
-    return PreparedCall(executable, gradient, returned, put_of(call, count), python_only)
+    returned, put = (*range(count), *range(last - finals, last)), put_of(call, count)
+    if call.final_only and not are_final_dtypes(call):
+        kinds = [leaf.dtype for leaf in call.traced.state]
+        if scan is None:
+            executable = finals_in(executable, tensors, kinds)
+        else:  # autograd converts cotangents
+            put, python_only = put_in(kinds, put), True
+    return PreparedCall(executable, gradient, returned, put, python_only)
+
+
+def are_final_dtypes(call: ScanCall) -> bool:
+    """Whether final carries are what a reduction returns; those of 16-bit states are wider."""
+    return all(leaf.accumulator == leaf.dtype for leaf in call.traced.state)
+
+
+def finals_in(
+    scan: Executable, tensors: Sequence[torch.Tensor], kinds: Sequence[torch.dtype]
+) -> Executable:
+    """The list that scans and converts the finals to these dtypes."""
+    commands = commands_on(tensors, scan.spec.device)
+    outputs, finals = commands.inline(scan, range(len(tensors)))
+    slots = [converted(commands, k, kind) for k, kind in zip(finals, kinds, strict=True)]
+    return commands.build(outputs, slots, lambda: scan.plan)
+
+
+def put_in(
+    kinds: Sequence[torch.dtype], put: Callable[[Sequence[Any]], Any]
+) -> Callable[[Sequence[Any]], Any]:
+    """`put` of results in these dtypes."""
+    return lambda results: put([t.to(kind) for t, kind in zip(results, kinds, strict=True)])
 
 
 def reads_offsets(call: ScanCall) -> bool:
