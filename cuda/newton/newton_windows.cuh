@@ -14,15 +14,21 @@
 // 3. end += d. Where that is LIMIT times as large as any state of the window, or not finite, the end
 //    becomes F: products of many slopes overshoot where a step hardly forgets.
 //
-// A window of a chain is solved when all residuals are as small as roundings (CLOSE), or for the third
-// time within the tolerance. The roundings of a thread's states count as far as its slopes carry them
-// to its end, and no more than those of its largest state: a large state that is forgotten before the
-// end leaves none. They may be as large as the end itself, where a first guess would pass. So residuals
-// must be PRECISE, too, relative to the end alone, or CLOSE in two iterations in a row. Its states are those that were walked last. After MOST iterations
-// without that the window is walked, thread after thread. Either way the last state of a window is
-// exactly what the next one starts from. The chains of a block take windows together, but what one of
-// them gives does not depend on the others. After each failure in a row, twice as many windows of a
-// chain are walked without an attempt.
+// A window of a chain is solved, and its states are those that were walked last, when every residual
+//
+// - is CLOSE, as small as roundings, and also PRECISE, small relative to the end itself; or
+// - is CLOSE in two iterations in a row; or
+// - is within the caller's tolerance for the third time.
+//
+// CLOSE counts the roundings of each of a thread's states as far as the slopes carry them to the
+// thread's end, and at most the roundings of its largest state: a large state that is forgotten before
+// the end leaves none there. Where such roundings are as large as the end itself, a first guess would
+// be CLOSE; so PRECISE, or a second iteration, is wanted too.
+//
+// After MOST iterations that did not solve it, a window is walked, thread after thread. Either way the
+// last state of a window is exactly what the next one starts from. After each failure in a row, twice
+// as many windows of a chain are walked without an attempt. The chains of a block take windows
+// together, but what one of them gives does not depend on the others.
 //
 // Compared with a guess of every state: what a step forgets within ITEMS steps needs no iteration,
 // the scan has one map per thread, and no Jacobian is kept. Steps are walked in loops of a few steps:

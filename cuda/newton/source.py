@@ -31,7 +31,7 @@ from ..source import (
     shared_memory,
     store_final,
 )
-from ..walk.step import CPP, by_powers_of_two, depending_on, fused, step_source, walk_step
+from ..walk.step import CPP, by_powers_of_two, fused, step_source, walk_step
 
 
 @functools.lru_cache(maxsize=256)
@@ -92,7 +92,7 @@ def tangent_source(op: Operator) -> str:
     results = [f"f[{k}]" for k in range(count)] + [
         f"slope[{place(newton, row, column, count)}]" for row, column in newton.entries
     ]
-    moving = depending_on(newton.tangent, set(range(count)))
+    moving = newton.tangent.depending_on(range(count))
     program = fused(by_powers_of_two(newton.tangent, moving, False))
     lines = CPP.statements(program, given, results)
     return "\n".join(

@@ -98,16 +98,7 @@ def moving_of(program: Program, carried: Sequence[int]) -> frozenset[int]:
     """The values that depend on a state component that the step changes, as it does not change
     parameters."""
     changed = zip(carried, program.outputs, strict=False)
-    return depending_on(program, {c for c, value in changed if value != c})
-
-
-def depending_on(program: Program, inputs: set[int]) -> frozenset[int]:
-    """The values that depend on these inputs, and the inputs."""
-    found = set(inputs)
-    for value, instruction in enumerate(program.instructions, len(program.inputs)):
-        if not found.isdisjoint(instruction.args):
-            found.add(value)
-    return frozenset(found)
+    return program.depending_on(c for c, value in changed if value != c)
 
 
 def by_powers_of_two(program: Program, moving: frozenset[int], coarse: bool) -> Program:

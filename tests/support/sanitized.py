@@ -3,6 +3,7 @@ r"""The CUDA engine on small problems of the table, for compute-sanitizer.
     compute-sanitizer --tool memcheck python tests/support/sanitized.py
     compute-sanitizer --tool racecheck --kernel-name kns=scan \
         python tests/support/sanitized.py --racecheck
+    compute-sanitizer --tool synccheck python tests/support/sanitized.py --synccheck
 
 Every way to share an axis is forced in turn, with tiles that make several blocks and rings turn
 over; then come scans over vectors with their gradients. An argument picks the modes that begin with
@@ -10,8 +11,9 @@ it: `vectors`, for these alone. `--packed` leaves out what is no packed sequence
 
 `--racecheck` builds the kernels with mbarriers in place of named barriers (cuda/device.cuh),
 whose hand-overs the tool can follow; it wants compute-sanitizer 2026.4 (the package
-nvidia-cuda-sanitizer-api 13.5) or newer. Bulk copies take whole 16 bytes: inputs lie in zeroed
-storage, so that initcheck has nothing to say of the bytes around them.
+nvidia-cuda-sanitizer-api 13.5) or newer. `--synccheck` builds them with barriers that need no
+convergence. Bulk copies take whole 16 bytes: inputs lie in zeroed storage, so that initcheck has
+nothing to say of the bytes around them.
 """
 
 from __future__ import annotations
@@ -299,11 +301,14 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument("--packed", action="store_true", help="packed sequences alone")
     parser.add_argument("--racecheck", action="store_true", help="mbarriers for named barriers")
+    parser.add_argument("--synccheck", action="store_true", help="barriers without convergence")
     given = parser.parse_args()
     for begin in given.modes:
         if not any(name.startswith(begin) for name in names):
             parser.error(f"no mode begins with {begin}; there are {', '.join(names)}")
-    compiler.OPTIONS += ("-lineinfo", "-DRACECHECK") if given.racecheck else ("-lineinfo",)
+    compiler.OPTIONS += ("-lineinfo",)
+    compiler.OPTIONS += ("-DRACECHECK",) if given.racecheck else ()
+    compiler.OPTIONS += ("-DSYNCCHECK",) if given.synccheck else ()
     LAYOUTS.update(SURROUNDED)
     wrong = 0
     for mode in (name for name in names if name.startswith(tuple(given.modes))):
