@@ -457,6 +457,12 @@ def test_infinite_log_sums_pass_no_gradient_on() -> None:
     late = torch.sigmoid(torch.tensor(1.0))
     want = torch.tensor([2.0, 0, 0, 0, 1.0, 0, 1 - late, 1.0, late])
     torch.testing.assert_close(found, want)
+    # What shares a window with a NaN gets NaN, whatever its other windows are.
+    x = torch.tensor([0.0, INF, 0.0, NAN, 0.0, -INF, 0.0], requires_grad=True)
+    for reverse, touched in ((False, [0, 0, 1, 1, 1, 0, 0]), (True, [0, 0, 1, 1, 1, 0, 0])):
+        y = windowed(ops.logaddexp, x, 2, 0, reverse)
+        (found,) = torch.autograd.grad(y.sum(), x)
+        assert torch.equal(found.isnan(), torch.tensor(touched).bool())
 
 
 @pytest.mark.slow

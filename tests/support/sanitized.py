@@ -240,7 +240,8 @@ def check_newton(device: str = "cuda") -> int:
 
 def check_windows(device: str = "cuda") -> int:
     """Windows with gradients: lanes as they lie and through shared memory, one tile and several."""
-    names, shapes = ("max", "affine", "logaddexp"), ((2, 100, 40), (1, 90, 130), (2, 150, 3), (1, 257, 1))
+    names = ("max", "affine", "logaddexp")
+    shapes = ((2, 100, 40), (1, 90, 130), (2, 150, 3), (1, 257, 1))
     cases = list(product(names, shapes, (2, 17, 65, 89)))
     for name, shape, width in cases:
         op, inputs = window_cases.OPERATORS[name]

@@ -89,13 +89,13 @@ def _sum_of_factors(left: Pair, right: Pair) -> Pair:
 
 def _lowered(state: Pair, xs: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     log, factor = state
-    return torch.where(log == -math.inf, 0, factor * torch.exp(xs[2] + log))
+    return torch.where(log == -math.inf, factor, factor * torch.exp(xs[2] + log))
 
 
 # The gradient: Σ ȳ[t] e^(x[s] − y[t]), over the windows t that contain s. A pair (k, c) stands for
 # c e^k, the sum of ȳ e^(−y); k is the largest −y. As no x of a window is above its y, x + k ≤ 0 and
-# nothing overflows. Windows whose y is infinite pass no gradient on. The error is |y| times a
-# rounding, since y is in the exponent.
+# nothing overflows. Windows whose y is infinite are (−∞, 0), and pass no gradient on. The error is
+# |y| times a rounding, since y is in the exponent.
 GRADIENT_OF_LOG_SUMS = Monoid(
     _sum_of_factors, name="gradient of logaddexp", lift=_lifted, lower=_lowered
 )
