@@ -40,6 +40,7 @@ _LOCK = ForkSafeLock()
 _REGISTRY: dict[str, Monoid] = {}
 BUILT_IN = "assocscan.ops"
 MAX_TRACED = 1024
+MOST_WIDTHS = 64  # of windows, whose calls are kept
 
 
 @checked_methods
@@ -94,7 +95,9 @@ class Monoid:
         self._traced: BoundedCache[Hashable, TracedMonoid] = BoundedCache(MAX_TRACED)
         self._ndims: dict[TreeSpec, list[int]] = {}
         self.ranks: dict[TreeSpec, list[int]] = {}  # of `monoids.calls`
-        self.calls, self.reductions = Calls(), Calls()  # `runtime.prepared.prepared_call`
+        # `runtime.prepared.prepared_call`; of windows, by their width.
+        self.calls, self.reductions = Calls(), Calls()
+        self.windows: BoundedCache[int, Calls] = BoundedCache(MOST_WIDTHS)
         self.recipe: tuple[Any, ...] | None = None  # of `monoids.combinators`
         self.fields: tuple[str, ...] = ()  # the entries of an element, for error messages
         # Of `captured_values`.

@@ -10,18 +10,20 @@ from __future__ import annotations
 import functools
 import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from ...engines.base.commands import Description, Slot
 from ...engines.base.cpp_and_cuda.windows import (
     Form,
     is_windowable,
     pulled,
     states_of,
 )
+from ...engines.base.executable import CommandList
+from ...engines.base.scan_spec import check_memory
 from ...errors import BackendError
 from ...program.dtypes import EXACT_DTYPES
 from ...program.operator import Operator
@@ -129,8 +131,41 @@ def cut(op: Operator, form: Form, gradient: bool) -> Cut:
     return Cut(form, least)
 
 
-def launch(cut: Cut, op: Operator, kind: str, tensors: Sequence[Tensor]) -> None:
-    """One kernel, over tensors in the order of `lists_of`."""
+@dataclass(eq=False)
+class WindowLaunch:
+    """A loaded kernel with all parameters except addresses; a `GpuKernel`.
+
+    kind: which part of `windows.cuh` it is. tail: the parameters after the addresses.
+    """
+
+    name: str
+    kind: str
+    function: launcher.Function
+    grid: int
+    tail: bytes
+
+    version = 0  # the description never changes
+
+    def shown(self) -> str:
+        return f"CUDA windows of {self.name!r} ({self.kind.lower()}), {self.grid} blocks"
+
+    def launch(self, given: Sequence[Tensor]) -> None:
+        addresses = [t.data_ptr() for t in given]
+        if 0 in addresses:
+            check_memory(addresses, given)
+        packed = struct.pack(f"{len(given)}Q", *addresses) + self.tail
+        with launcher.on(given[0].device):
+            self.function.launch(self.grid, packed, given, False)
+
+    def described(self, slots: tuple[Slot, ...]) -> Description:
+        function, structure = self.function, bytes(8 * len(slots)) + self.tail
+        # No block waits for another, and nothing is told to the host: no workspace and no alarm.
+        return ("cuda", function.function.ptr, function.index, self.grid, function.threads,
+                function.shared_bytes, structure, slots, 0, 0, 0, 0, None)  # fmt: skip
+
+
+def launch(commands: CommandList, cut: Cut, op: Operator, kind: str, slots: Sequence[Slot]) -> None:
+    """Append the launch of one kernel, over tensors in the order of `lists_of`."""
     form = cut.form
     lanes = 0
     if form.inner >= WARP:
@@ -145,92 +180,86 @@ def launch(cut: Cut, op: Operator, kind: str, tensors: Sequence[Tensor]) -> None
         most = form.outer * groups * periods * cut.period // (per_block * ENOUGH_BLOCKS)
         walk = max(1, min(WALK, periods, most))
     walks = -(-periods // walk)
-    slots = walks * cut.period if lanes else count
-    runs = -(-slots // per_block)
+    places = walks * cut.period if lanes else count
+    runs = -(-places // per_block)
     grid = form.outer * groups * runs
-    if max(grid, slots + THREADS) >= 2**31:
+    if max(grid, places + THREADS) >= 2**31:
         raise BackendError(f"windows of {op.name!r} need {grid} blocks, more than a grid has")
-    device = tensors[0].device
-    function = launcher.load(source(kernel), None, device)
-    packed = struct.pack(
-        f"{len(tensors)}Q3q10i", *(t.data_ptr() for t in tensors), form.steps, form.inner,
-        cut.shift, cut.period, cut.base, cut.larger, cut.tiles, count, walk, walks, groups, runs,
-        int(form.reverse),
+    function = launcher.load(source(kernel), None, commands.spec.device)
+    tail = struct.pack(
+        "3q10i", form.steps, form.inner, cut.shift, cut.period, cut.base, cut.larger, cut.tiles,
+        count, walk, walks, groups, runs, int(form.reverse),
     )  # fmt: skip
-    packed += bytes(-len(packed) % 8)
-    with launcher.on(device):
-        function.launch(grid, packed, tensors, False)
+    tail += bytes(-len(tail) % 8)
+    commands.launch(WindowLaunch(op.name, kind, function, grid, tail), slots)
 
 
 @dataclass
 class Made:
-    """The states between: totals, their windows (one M for each tile but the first), and what made
-    these."""
+    """The slots of the states between: totals, their windows (one M for each tile but the first),
+    and what made these."""
 
     cut: Cut
-    totals: list[Tensor]
-    middle: list[Tensor]
+    totals: list[Slot]
+    middle: list[Slot]
     further: Made | None
 
+    @property
+    def slots(self) -> list[Slot]:
+        """Of all states, each once."""
+        found = [*self.totals, *(self.further.slots if self.further is not None else [])]
+        return [*found, *(k for k in self.middle if k not in found)]
 
-def numbers(op: Operator, chosen: Sequence[int], form: Form, device: torch.device) -> list[Tensor]:
+    def at(self, places: Mapping[Slot, Slot]) -> Made:
+        """The same states in another list."""
+        return Made(
+            self.cut, [places[k] for k in self.totals], [places[k] for k in self.middle],
+            None if self.further is None else self.further.at(places),
+        )  # fmt: skip
+
+
+def numbers(commands: CommandList, op: Operator, chosen: Sequence[int], form: Form) -> list[Slot]:
     """A tensor for each of these scalars of a state."""
     kinds = op.combine.output_dtypes
-    return [torch.empty(form.batch, dtype=EXACT_DTYPES[kinds[c]], device=device) for c in chosen]
+    return [commands.allocate(form.batch, EXACT_DTYPES[kinds[c]]) for c in chosen]
 
 
 def forward(
-    op: Operator, inputs: Sequence[Tensor], outputs: Sequence[Tensor], form: Form, gradient: bool
-) -> Made:
-    """Fill the outputs. gradient: whether the states between will be used for one."""
-    found, device = cut(op, form, gradient), inputs[0].device
+    commands: CommandList, op: Operator, inputs: Sequence[Slot], outputs: Sequence[Slot],
+    form: Form, gradient: bool,
+) -> Made:  # fmt: skip
+    """Fill the outputs, contiguous as the inputs are. gradient: whether `backward` will be wanted,
+    of the states between."""
+    found = cut(op, form, gradient)
     made = Made(found, [], [], None)
     if found.has_m:
         totals = found.of_totals
-        made.totals = made.middle = numbers(op, range(op.width), totals, device)
-        launch(found, op, "TOTALS", [*inputs, *made.totals])
+        made.totals = made.middle = numbers(commands, op, range(op.width), totals)
+        launch(commands, found, op, "TOTALS", [*inputs, *made.totals])
         if min(totals.width, totals.steps) > 1:
-            made.middle = numbers(op, range(op.width), totals, device)
-            made.further = forward(states_of(op), made.totals, made.middle, totals, gradient)
-    launch(found, op, "RESULTS", [*inputs, *made.middle, *outputs])
+            made.middle = numbers(commands, op, range(op.width), totals)
+            made.further = forward(
+                commands, states_of(op), made.totals, made.middle, totals, gradient
+            )
+    launch(commands, found, op, "RESULTS", [*inputs, *made.middle, *outputs])
     return made
 
 
 def backward(
-    op: Operator, inputs: Sequence[Tensor], cotangents: Sequence[Tensor],
-    gradients: Sequence[Tensor], made: Made,
+    commands: CommandList, op: Operator, inputs: Sequence[Slot], cotangents: Sequence[Slot],
+    gradients: Sequence[Slot], made: Made,
 ) -> None:  # fmt: skip
     """Fill the gradients of the inputs that are floats. cotangents: of outputs that are floats."""
-    found, device = made.cut, inputs[0].device
-    of_totals: list[Tensor] = []
+    found = made.cut
+    of_totals: list[Slot] = []
     if found.has_m:
         grads, totals = pulled(op), found.of_totals
         assert grads is not None
-        of_middle = of_totals = numbers(op, grads.carried, totals, device)
-        launch(found, op, "PULL", [*inputs, *made.middle, *cotangents, *of_middle])
+        of_middle = of_totals = numbers(commands, op, grads.carried, totals)
+        launch(commands, found, op, "PULL", [*inputs, *made.middle, *cotangents, *of_middle])
         if made.further is not None:
-            of_totals = numbers(op, grads.carried, totals, device)
-            backward(states_of(op), made.totals, of_middle, of_totals, made.further)
-    launch(found, op, "GATHER", [*inputs, *made.middle, *cotangents, *of_totals, *gradients])
-
-
-def windows(
-    op: Operator, leaves: Sequence[Tensor], form: Form, gradient: bool
-) -> tuple[list[Tensor], Made]:
-    """The outputs, contiguous, and the states between. leaves: of the shape of the batch and the
-    element, contiguous. gradient: whether `gradients` will be wanted."""
-    device = leaves[0].device
-    outputs = [torch.empty(form.batch + t.shape, dtype=t.dtype, device=device) for t in op.outputs]
-    return outputs, forward(op, leaves, outputs, form, gradient)
-
-
-def gradients(
-    op: Operator, leaves: Sequence[Tensor], cotangents: Sequence[Tensor], made: Made
-) -> list[Tensor]:
-    """Gradients of the inputs that are floats. cotangents: of the outputs that are floats."""
-    found = [
-        torch.empty_like(t) for t, leaf in zip(leaves, op.inputs, strict=True)
-        if leaf.dtype.is_floating_point
-    ]  # fmt: skip
-    backward(op, leaves, cotangents, found, made)
-    return found
+            of_totals = numbers(commands, op, grads.carried, totals)
+            backward(commands, states_of(op), made.totals, of_middle, of_totals, made.further)
+    launch(
+        commands, found, op, "GATHER", [*inputs, *made.middle, *cotangents, *of_totals, *gradients]
+    )

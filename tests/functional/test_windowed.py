@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 from table import CASES, Engine
 from torch import Tensor
 from torch.utils._pytree import tree_map
+from window_cases import clear_prepared_calls
 
 from assocscan import (
     AxisError,
@@ -38,6 +40,14 @@ WIDTHS = (1, 2, 5, LENGTH - 1, LENGTH, LENGTH + 1)
 
 def rand(*shape: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64).to(dtype)
+
+
+@pytest.fixture(autouse=True)
+def without_prepared_calls() -> Iterator[None]:
+    """Tests change what decides how a call is prepared."""
+    clear_prepared_calls()
+    yield
+    clear_prepared_calls()
 
 
 def each_window(op: Any, xs: Any, width: int, axis: int = 0, reverse: bool = False) -> Any:
@@ -283,6 +293,7 @@ def test_gradients_of_wide_windows(name: str, monkeypatch: pytest.MonkeyPatch) -
         given = tuple(leaves) if len(leaves) > 1 else leaves[0]
         grads = []
         for steps in (1 << 60, 0):
+            clear_prepared_calls()
             monkeypatch.setattr(one_pass, "FEW_STEPS", steps)
             monkeypatch.setattr(one_pass, "FEW_BLOCKS", 1 << 60)
             monkeypatch.setattr(one_pass, "FEW_OF_CHEAP", 1 << 60)
@@ -325,8 +336,8 @@ def test_threads_change_no_bit(op: Any, shape: tuple[int, ...], axis: int, width
 
 def test_a_long_row_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where there are few lanes; where there is one, scans are faster."""
-    calls, run = [], one_pass.cpu.run
-    monkeypatch.setattr(one_pass.cpu, "run", lambda *a: calls.append(a) or run(*a))
+    calls, call = [], one_pass.cpu.call
+    monkeypatch.setattr(one_pass.cpu, "call", lambda *a: calls.append(a) or call(*a))
     x = rand(1, 1 << 15)
     for width, is_one in ((16, True), (1 << 12, True), (30000, False)):
         windowed(ops.sum, x, width, 1)
@@ -424,6 +435,105 @@ def test_special_values_stay_in_their_windows(name: str, backend: str) -> None:
                 far = ((step[:, None] - step).abs() >= width) | ~bad[:, None]
                 torch.testing.assert_close(found[far.all(-1)], expected[far.all(-1)])
                 assert not expected[far.all(-1)].isnan().any() and far.all(-1)[0].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sum", "logaddexp", "affine", "welford", "argmax"])
+def test_repeated_calls(name: str) -> None:
+    """Each call three times, then with one thing changed; every one is like the loop, and the same
+    call gives the same bits."""
+    op = STEPPED[name][0] if name in STEPPED else OPERATORS[name][0]
+    xs = OPERATORS[name][1]
+    first = tuple(xs) if isinstance(xs, tuple) else (xs,)
+    shape = first[0].shape
+
+    def changed(f: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        return [f(t) if t.is_floating_point() else t for t in first]
+
+    kinds: dict[str, Callable[[], list[Tensor]]] = {
+        "plain": lambda: list(first),
+        "another address": lambda: [torch.cat([t.flatten()[:1], t.flatten()])[1:].view(shape)
+                                    for t in first],
+        "transposed": lambda: [t.mT.contiguous().mT for t in first],
+        "every other": lambda: [torch.stack([t, t], -1)[..., 0] for t in first],
+        "broadcast": lambda: [t[:1].expand(shape) for t in first],
+        "float32": lambda: changed(Tensor.float),
+        "with a gradient": lambda: changed(lambda t: t.detach().requires_grad_()),
+        "plain again": lambda: list(first),
+    }  # fmt: skip
+    for kind, make in kinds.items():
+        found: list[Any] = []
+        for _ in range(3):
+            leaves = make()
+            given = tuple(leaves) if len(leaves) > 1 else leaves[0]
+            ys = torch.utils._pytree.tree_leaves(windowed(op, given, 4, 1))
+            wanted = [t for t in leaves if t.requires_grad]
+            if wanted:
+                sums = [y for y in ys if y.requires_grad]  # their cotangents are expanded
+                ys += torch.autograd.grad(sum(y.sum() for y in sums), wanted)
+                ys[0].detach().zero_()  # memory of one call is not that of another
+                ys = ys[1:]
+            found.append([y.detach() for y in ys])
+        assert all(
+            torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True)
+        ), kind
+        if kind != "with a gradient":
+            want = torch.utils._pytree.tree_leaves(each_window(op, given, 4, 1))
+            rtol = 1e-4 if kind == "float32" else 1e-9
+            for y, z in zip(found[0], want, strict=True):
+                torch.testing.assert_close(y, z.to(y.dtype), rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_repeated_calls_check_their_offsets(dtype: torch.dtype) -> None:
+    x = rand(20, 3).requires_grad_()
+    for bounds in ((0, 4, 20), (0, 4, 20), (0, 9, 20), (0, 0, 20)):
+        offsets = torch.tensor(bounds, dtype=dtype)
+        y = windowed(ops.sum, x, 3, offsets=offsets)
+        parts = [x[a:b] for a, b in pairwise(bounds) if b > a]
+        want = torch.cat([each_window(ops.sum, p, 3) for p in parts])
+        torch.testing.assert_close(y, want)
+        found, loop = (torch.autograd.grad((z * z).sum(), x)[0] for z in (y, want))
+        torch.testing.assert_close(found, loop)
+    for bounds in ((0, 4, 21), (1, 4, 20), (0, 21, 20), (0, -1, 20)):
+        with pytest.raises(ScanValueError, match="offsets"):
+            windowed(ops.sum, x, 3, offsets=torch.tensor(bounds, dtype=dtype))
+
+
+def test_gradients_of_repeated_calls() -> None:
+    """Of parts of the outputs, with hooks that move what is saved, under checkpoint, mapped, and
+    twice differentiated."""
+    x = rand(2, 30).requires_grad_()
+    a = (rand(2, 30, seed=1) / 2).requires_grad_()
+    for op, given in ((ops.logaddexp, (x,)), (ops.affine, (a, x)), (ops.max, (x,))):
+
+        def call(*leaves: Tensor, op: Any = op) -> Tensor:
+            ys = windowed(op, leaves if len(leaves) > 1 else leaves[0], 5, 1)
+            return ys[-1] if isinstance(ys, tuple) else ys  # affine: no cotangent for a
+
+        want = torch.autograd.grad(each_last(op, given).square().sum(), given)
+        for _ in range(3):
+            y = call(*given)
+            torch.testing.assert_close(torch.autograd.grad(y.square().sum(), given), want)
+            with torch.autograd.graph.save_on_cpu():
+                y = call(*given)
+            torch.testing.assert_close(torch.autograd.grad(y.square().sum(), given), want)
+            y = torch.utils.checkpoint.checkpoint(call, *given, use_reentrant=False)
+            torch.testing.assert_close(torch.autograd.grad(y.square().sum(), given), want)
+            batch = torch.randn(3, 2, 30, dtype=F64)
+            rows = torch.autograd.grad(call(*given), given, batch, is_grads_batched=True)
+            each = [torch.autograd.grad(call(*given), given, g) for g in batch]
+            for k, row in enumerate(rows):
+                torch.testing.assert_close(row, torch.stack([g[k] for g in each]))
+        if op is not ops.max:
+            few = [t[:1, :7].detach().requires_grad_() for t in given]
+            for _ in range(2):
+                torch.autograd.gradgradcheck(call, few)
+
+
+def each_last(op: Any, given: tuple[Tensor, ...]) -> Tensor:
+    ys = each_window(op, given if len(given) > 1 else given[0], 5, 1)
+    return ys[-1] if isinstance(ys, tuple) else ys
 
 
 @pytest.mark.parametrize("reverse", [False, True])

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from assocscan import monoid, ops, windowed
 from assocscan.cuda.windows import prepare
+from assocscan.monoids.monoid import _REGISTRY
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -45,16 +46,22 @@ OPERATORS: dict[str, tuple[Any, Any]] = {
 }
 
 
+def clear_prepared_calls() -> None:
+    for op in _REGISTRY.values():
+        op.windows.clear()
+
+
 @contextlib.contextmanager
 def kernels(device: str) -> Iterator[list[str]]:
-    """The names of the kernels that ran."""
+    """The names of the kernels of the calls that are prepared."""
     ran: list[str] = []
     launch = prepare.launch
 
-    def noted(cut: Any, op: Any, kind: str, tensors: Any) -> None:
+    def noted(commands: Any, cut: Any, op: Any, kind: str, slots: Any) -> None:
         ran.append(kind)
-        launch(cut, op, kind, tensors)
+        launch(commands, cut, op, kind, slots)
 
+    clear_prepared_calls()
     with (
         mock.patch.object(prepare, "launch", noted),
         emulated() if device == "cpu" else contextlib.nullcontext(),

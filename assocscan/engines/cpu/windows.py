@@ -1,4 +1,4 @@
-"""The CPU's kernels of `windowed` and of its gradient: what `windows.h` reads, and one call of it.
+"""The CPU's kernels of `windowed` and of its gradient: what `windows.h` reads, and the call of it.
 
 Elements have the layout [outer, steps, inner, components]: leaves that lie otherwise are copied. As
 for scans the operator is the only generated part; its derivatives are vjps of its three programs.
@@ -6,17 +6,14 @@ for scans the operator is the only generated part; its derivatives are vjps of i
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from ...errors import BackendError
 from ...program.operator import Operator
 from ...program.operator_names import escaped
-from ..base.commands import NO_MEMORY
+from ..base.commands import Slot
 from ..base.cpp_and_cuda.windows import (
     Form,
     PortLists,
@@ -26,7 +23,7 @@ from ..base.cpp_and_cuda.windows import (
     pulled,
     scalar_bytes,
 )
-from ..base.huge_pages import empty_strided
+from ..base.executable import CommandList
 from .compiler import load
 from .kernel import OPERATIONS, SMALL, STEPS, WIDE, field, field_types, is_cheap
 from .threads_and_jobs import SERIAL_BYTES
@@ -91,46 +88,39 @@ def source(op: Operator, gradient: bool) -> str:
     return "\n".join([*parts, *lines])
 
 
-def windows(
-    op: Operator, leaves: Sequence[Tensor], form: Form, offsets: Tensor | None
-) -> list[Tensor]:
-    """The outputs, contiguous. leaves: of the shape of the batch and the element, contiguous."""
-    results = [new(form.batch + leaf.shape, leaf.dtype) for leaf in op.outputs]
-    run(op, False, [*leaves, *results], form, offsets)
-    return results
+def forward(
+    commands: CommandList, op: Operator, inputs: Sequence[Slot], outputs: Sequence[Slot],
+    form: Form, offsets: Slot | None,
+) -> None:  # fmt: skip
+    """Append the call that fills the outputs. Tensors are of the shape of the batch and the
+    element, contiguous in the form's order of dimensions. offsets: int64."""
+    call(commands, op, False, [*inputs, *outputs], form, offsets)
 
 
-def gradients(
-    op: Operator, leaves: Sequence[Tensor], cotangents: Sequence[Tensor], form: Form,
-    offsets: Tensor | None,
-) -> list[Tensor]:  # fmt: skip
-    """Gradients of the inputs that are floats. cotangents: of the outputs that are floats."""
-    results = [new(form.batch + t.shape, t.dtype) for t in op.inputs if t.dtype.is_floating_point]
-    run(op, True, [*leaves, *cotangents, *results], form, offsets)
-    return results
+def backward(
+    commands: CommandList, op: Operator, inputs: Sequence[Slot], cotangents: Sequence[Slot],
+    gradients: Sequence[Slot], form: Form, offsets: Slot | None,
+) -> None:  # fmt: skip
+    """Append the call that fills the gradients of the inputs that are floats. cotangents: of the
+    outputs that are floats."""
+    call(commands, op, True, [*inputs, *cotangents, *gradients], form, offsets)
 
 
-def new(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return empty_strided(shape, torch.empty(shape, device="meta").stride(), dtype)
-
-
-def run(
-    op: Operator, gradient: bool, tensors: Sequence[Tensor], form: Form, offsets: Tensor | None
-) -> None:
+def call(
+    commands: CommandList, op: Operator, gradient: bool, slots: Sequence[Slot], form: Form,
+    offsets: Slot | None,
+) -> None:  # fmt: skip
     operations = sum(len(p.instructions) for p in (op.lift, op.combine, op.lower))
     function = load(source(op, gradient), operations <= SMALL, f"windows of operator {op.name!r}")
     outer, steps, inner = form.outer, form.steps, form.inner
     if not steps * outer * inner:
         return
-    moved = sum(t.nbytes for t in tensors)
+    moved = sum(commands.spec_of(slot).nbytes for slot in slots)
     threads = torch.get_num_threads() if moved > SERIAL_BYTES else 1
-    packed = None if offsets is None else offsets.to("cpu", torch.int64).contiguous()
-    arguments = [
-        outer, steps, inner, min(form.width, steps), int(form.reverse),
-        1 if packed is None else packed.shape[0] - 1, 0 if packed is None else packed.data_ptr(),
-        threads, *(t.data_ptr() for t in tensors),
+    sequences = 1 if offsets is None else commands.spec_of(offsets).shape[0] - 1
+    template = [
+        outer, steps, inner, min(form.width, steps), int(form.reverse), sequences, 0, threads
     ]  # fmt: skip
-    if function((ctypes.c_int64 * len(arguments))(*arguments)) == NO_MEMORY:
-        raise BackendError(
-            f"no memory left: the buffers of windows of {op.name!r} cannot be allocated"
-        )
+    addresses = [] if offsets is None else [(6, offsets)]
+    addresses += list(enumerate(slots, len(template)))
+    commands.call_host(op.name, function, [*template, *(0 for _ in slots)], addresses)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -33,8 +33,10 @@ from ...api.associative_scan import associative_scan
 from ...api.bind_arguments import bind, monoid_axis, slice_axis
 from ...api.flags_and_backends import checked_backend, flag
 from ...api.tensor_subclasses import overridable
+from ...caching.bounded import Calls
 from ...engines.base.huge_pages import MIN_BYTES, empty_strided
 from ...errors import AssocScanError, ScanValueError
+from ...monoids.captured_values import present
 from ...monoids.combinators import _to_window_ends, _windowed, segmented
 from ...monoids.leaf_names import OWN
 from ...monoids.monoid import _REGISTRY, Monoid, resolve
@@ -42,6 +44,8 @@ from ...monoids.raw_callables import MAX_RAW, SliceFunction, slice_function
 from ...program.dtypes import STORAGE_ONLY
 from ...program.operator import Leaf
 from ...pytrees import spread, tree_map
+from ...runtime.native import runner
+from ...runtime.prepared.prepared_call import entry_of
 from ...runtime.scan_call import ScanCall
 from ...torch_private import pytree
 from ...torch_state import is_symbolic, is_tracked, same_shape
@@ -102,6 +106,12 @@ def windowed(
     Source: M. van Herk, "A fast algorithm for local minimum and maximum filters on rectangular and
     octagonal kernels", Pattern Recognition Letters 13(7), 1992.
     """
+    if isinstance(op, Monoid) and deterministic is None and not torch.compiler.is_compiling():
+        if not op.sees_nothing:
+            op = present(op)
+        found = repeated(op, xs, width, axis, reverse, backend, offsets)
+        if found is not runner.MISS:
+            return found
     reverse = flag("reverse", reverse)
     width = checked_width(width)
     engine: dict[str, Any] = {
@@ -121,31 +131,56 @@ def windowed(
     else:
         axis = slice_axis(axis, leaves, spec)
         dims = leaves[0].dim() if len({t.dim() for t in leaves}) == 1 else axis + 1
-    offsets = checked_offsets(offsets, leaves[0], axis)
+    given_offsets, offsets = offsets, checked_offsets(offsets, leaves[0], axis)
     length = leaves[0].shape[axis]
     if not is_symbolic(length) and width >= length:
         return associative_scan(op, xs, axis, reverse, offsets=offsets, **engine)
     windows = of_elements if isinstance(op, Monoid) else of_slices
 
-    def composed(given: Any) -> Any:
-        return windows(op, given, width, axis, reverse, dims, marks(), engine)
-
-    def marks() -> Blocks:
-        blocks = cut(length, width, reverse, offsets, leaves[0].device)
-        return Blocks(*(t.view(shape) for t in blocks))
-
     shape = [length if d == axis else 1 for d in range(dims)]
-    if call is not None:
-        found = in_one_pass(
-            call,
-            width,
-            offsets,
-            engine["backend"],
-            lambda given: pytree.tree_leaves(composed(pytree.tree_unflatten(list(given), spec))),
+
+    def composed(given: Any, offsets: Tensor | None) -> Any:
+        device = pytree.tree_leaves(given)[0].device
+        blocks = Blocks(*(t.view(shape) for t in cut(length, width, reverse, offsets, device)))
+        return windows(op, given, width, axis, reverse, dims, blocks, engine)
+
+    def of_leaves(given: Sequence[Tensor], offsets: Tensor | None) -> list[Tensor]:
+        ys: list[Tensor] = pytree.tree_leaves(
+            composed(pytree.tree_unflatten(list(given), spec), offsets)
         )
+        return ys
+
+    if call is not None:
+        entry, kept = None, call.operator if isinstance(call.operator, Monoid) else op
+        if isinstance(kept, Monoid):
+            named = engine["backend"] or "auto"
+            entry = entry_of(
+                calls_of(kept, width), xs, axis, reverse, True, None, False, named, given_offsets
+            )
+            found = runner.MISS if entry is None else entry.run()
+            if found is not runner.MISS:
+                return found
+        found = in_one_pass(call, width, offsets, engine["backend"], entry, of_leaves)
         if found is not None:
             return found
-    return composed(xs)
+    return composed(xs, offsets)
+
+
+def repeated(
+    op: Monoid, xs: Any, width: Any, axis: Any, reverse: Any, backend: Any, offsets: Any
+) -> Any:
+    """The windows of a call that the C++ runner has; else `runner.MISS`."""
+    calls = op.windows.get(width) if type(width) is int else None
+    if calls is None:
+        return runner.MISS
+    named = "auto" if backend is None else backend
+    return runner.call(calls, xs, axis, reverse, True, None, False, named, offsets)
+
+
+def calls_of(op: Monoid, width: int) -> Calls:
+    """The prepared calls of windows of this width."""
+    found: Calls | None = op.windows.get(width)
+    return op.windows.insert(width, Calls()) if found is None else found
 
 
 def of_numbers(call: ScanCall, op: Any) -> Any:

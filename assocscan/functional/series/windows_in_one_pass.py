@@ -1,31 +1,53 @@
 """`windowed` by kernels of its own (`engines/cpu/windows`, `cuda/windows`), where tensors are
-memory that they can read. Gradients are kernels too. Second derivatives go through the composition
-of scans, as everything does where tensors are not such memory."""
+memory that they can read. Calls and gradients are lists of commands, which repeated calls run again
+(`runtime.prepared`). Second derivatives go through the composition of scans, as everything does
+where tensors are not such memory."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...autodiff.verify import is_derivable
 from ...cuda.windows import prepare as gpu
+from ...engines.base.commands import Slot
 from ...engines.base.cpp_and_cuda.windows import Form, pulled
-from ...engines.base.scan_spec import memory_order, plain
+from ...engines.base.executable import CommandList, Executable
+from ...engines.base.executable import converted as in_dtype
+from ...engines.base.explained_plan import Plan
+from ...engines.base.scan_spec import (
+    MaybeTensor,
+    Strides,
+    TensorSpec,
+    dense_strides,
+    memory_order,
+    plain,
+)
 from ...engines.cpu import windows as cpu
 from ...engines.cpu.compiler import why_unavailable
 from ...engines.cpu.kernel import is_cheap
 from ...errors import BackendError
-from ...program.operator import Operator
+from ...program.operator import Leaf, Operator
 from ...pytrees import unflatten
 from ...runtime import backends
-from ...runtime.batched_gradients import Mapped, one_by_one, takes_batches
+from ...runtime.autograd import Scan
+from ...runtime.batched_gradients import one_by_one
+from ...runtime.native import runner
+from ...runtime.prepared.backward_lists import (
+    BackwardList,
+    BackwardLists,
+    commands_on,
+    finished,
+    summed,
+)
+from ...runtime.prepared.prepared_call import CacheEntry, PreparedCall
 from ...runtime.scan_call import ScanCall
-from ...torch_state import is_tracked
+from ...torch_state import in_functorch_or_forward_mode, is_tracked
 from ..operands import are_memory
 from .windows_of_cotangents import Windowable, windowable
 
@@ -36,77 +58,8 @@ from .windows_of_cotangents import Windowable, windowable
 FEW_BLOCKS, FEW_OF_CHEAP = 16, 8
 FEW_STEPS = 1 << 14
 Leaves = list[Tensor]
-
-
-@dataclass
-class Windows:
-    """One call. order: of the batch dimensions in memory, outermost first. composed: gives
-    the same windows of the leaves by scans. batched: as `batched_gradients` takes it."""
-
-    batched: ClassVar[Mapped] = staticmethod(one_by_one)
-
-    made_of: Windowable
-    form: Form
-    order: tuple[int, ...]
-    offsets: Tensor | None
-    engine: type[OnCpu] | type[OnGpu]
-    tracked: bool
-    composed: Callable[[Sequence[Tensor]], Leaves]
-
-    @property
-    def op(self) -> Operator:
-        return self.made_of.operator
-
-    def there(self, t: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """A leaf as the kernel reads it; shape: that of the batch, in the order of dimensions."""
-        element = t.shape[len(self.order) :]
-        rest = range(len(self.order), t.dim())
-        return plain(t).expand(shape + element).permute(*self.order, *rest).contiguous()
-
-    def back(self, t: Tensor) -> Tensor:
-        places = sorted(range(len(self.order)), key=lambda d: self.order[d])
-        return t.permute(*places, *range(len(places), t.dim()))
-
-    @property
-    def batch(self) -> tuple[int, ...]:
-        places = sorted(range(len(self.order)), key=lambda d: self.order[d])
-        return tuple([self.form.batch[d] for d in places])
-
-    def forward(self, leaves: Sequence[Tensor]) -> tuple[Leaves, Any]:
-        """The outputs, and what the engine keeps for `backward`."""
-        given = [self.there(t.detach(), self.batch) for t in leaves]
-        pulled_back = self.tracked and self.made_of.adjoint is None
-        found, states = self.engine.forward(self.op, given, self.form, self.offsets, pulled_back)
-        return [self.back(t) for t in found], states
-
-    def backward(
-        self,
-        leaves: Sequence[Tensor],
-        ys: Sequence[Tensor],
-        cotangents: Sequence[Tensor | None],
-        states: Any,
-    ) -> Leaves:
-        """The gradients of the leaves of floats, in their shapes. ys: the outputs."""
-        device = leaves[0].device
-        seeds = [
-            torch.zeros(self.form.batch + leaf.shape, dtype=leaf.dtype, device=device)
-            if g is None else self.there(g, self.batch)
-            for leaf, g in zip(self.op.outputs, cotangents, strict=True)
-            if leaf.dtype.is_floating_point
-        ]  # fmt: skip
-        adjoint, reads_values = self.made_of.adjoint, self.made_of.reads_values
-        given = []
-        if adjoint is None or reads_values:
-            given = [self.there(t.detach(), self.batch) for t in leaves]
-        if adjoint is None:
-            found = self.engine.backward(self.op, given, seeds, self.form, self.offsets, states)
-        else:
-            form = replace(self.form, reverse=not self.form.reverse)
-            if reads_values:
-                seeds += [self.there(y.detach(), self.batch) for y in ys] + given
-            found, _ = self.engine.forward(adjoint, seeds, form, self.offsets, False)
-        wanted = [t for t in leaves if t.is_floating_point()]
-        return [self.back(g).sum_to_size(t.shape) for g, t in zip(found, wanted, strict=True)]
+# The same windows by scans: (leaves, offsets) ↦ outputs.
+Composed = Callable[[Sequence[Tensor], Tensor | None], Leaves]
 
 
 class OnCpu:
@@ -135,16 +88,17 @@ class OnCpu:
 
     @staticmethod
     def forward(
-        op: Operator, leaves: Leaves, form: Form, offsets: Tensor | None, gradient: bool
-    ) -> tuple[Leaves, None]:
-        return cpu.windows(op, leaves, form, offsets), None
+        commands: CommandList, op: Operator, inputs: Sequence[Slot], outputs: Sequence[Slot],
+        form: Form, offsets: Slot | None, gradient: bool,
+    ) -> None:  # fmt: skip
+        cpu.forward(commands, op, inputs, outputs, form, offsets)
 
     @staticmethod
     def backward(
-        op: Operator, leaves: Leaves, cotangents: Leaves, form: Form, offsets: Tensor | None,
-        states: None,
-    ) -> Leaves:  # fmt: skip
-        return cpu.gradients(op, leaves, cotangents, form, offsets)
+        commands: CommandList, op: Operator, inputs: Sequence[Slot], cotangents: Sequence[Slot],
+        gradients: Sequence[Slot], form: Form, offsets: Slot | None, made: None,
+    ) -> None:  # fmt: skip
+        cpu.backward(commands, op, inputs, cotangents, gradients, form, offsets)
 
 
 class OnGpu:
@@ -165,23 +119,203 @@ class OnGpu:
 
     @staticmethod
     def forward(
-        op: Operator, leaves: Leaves, form: Form, offsets: Tensor | None, gradient: bool
-    ) -> tuple[Leaves, gpu.Made]:
-        return gpu.windows(op, leaves, form, gradient)
+        commands: CommandList, op: Operator, inputs: Sequence[Slot], outputs: Sequence[Slot],
+        form: Form, offsets: Slot | None, gradient: bool,
+    ) -> gpu.Made:  # fmt: skip
+        return gpu.forward(commands, op, inputs, outputs, form, gradient)
 
     @staticmethod
     def backward(
-        op: Operator, leaves: Leaves, cotangents: Leaves, form: Form, offsets: Tensor | None,
-        states: gpu.Made,
-    ) -> Leaves:  # fmt: skip
-        return gpu.gradients(op, leaves, cotangents, states)
+        commands: CommandList, op: Operator, inputs: Sequence[Slot], cotangents: Sequence[Slot],
+        gradients: Sequence[Slot], form: Form, offsets: Slot | None, made: gpu.Made,
+    ) -> None:  # fmt: skip
+        gpu.backward(commands, op, inputs, cotangents, gradients, made)
+
+
+@dataclass(frozen=True)
+class WindowsSpec:
+    """What `runtime.autograd` reads of the spec of a scan."""
+
+    operator: Operator
+    device: torch.device
+    final: tuple[int, ...] = ()
+
+
+class Windows:
+    """One kind of call (`runtime.autograd.Differentiable`). It holds no tensor of the call: its
+    tensors are the leaves, then offsets if there are any.
+
+    order: of the batch dimensions in memory, outermost first: those of `form`.
+    executable: from the tensors to the outputs, and after them the states between tiles that a
+        gradient on GPUs reads.
+    """
+
+    batched = staticmethod(one_by_one)
+
+    def __init__(
+        self, made_of: Windowable, call: ScanCall, width: int, tensors: Sequence[Tensor],
+        engine: type[OnCpu] | type[OnGpu], tracked: bool, composed: Composed,
+    ) -> None:  # fmt: skip
+        op = made_of.operator
+        leaves = tensors[: len(op.inputs)]
+        self.made_of, self.op, self.engine, self.composed = made_of, op, engine, composed
+        self.tracked, self.batch = tracked, call.batch
+        self.order = memory_order(call.batch, [(tuple(t.shape), t.stride()) for t in leaves])
+        batch = tuple([call.batch[d] for d in self.order])
+        self.form = Form(batch, self.order.index(call.axis), width, call.reverse)
+        self.shapes = [tuple(t.shape) for t in leaves]
+        self.is_packed = len(tensors) > len(leaves)
+        self.spec = WindowsSpec(op, leaves[0].device)
+        self.made: Any = None
+        self.executable = self.forward_list(tensors)
+        outputs, last = len(op.outputs), len(self.executable.outputs)
+        self.reads = (True,) * len(tensors)
+        self.saved_results = tuple(range(0 if made_of.reads_values else outputs, last))
+        self.integers = [
+            *(k for k, leaf in enumerate(op.outputs) if not leaf.dtype.is_floating_point),
+            *range(outputs, last),
+        ]
+        self.backward = BackwardLists()
+
+    def strides(self, leaf: Leaf) -> Strides:
+        """Of a tensor with the shape of the batch and of this element, as kernels read it."""
+        shape = (*self.form.batch, *leaf.shape)
+        dense = dense_strides(shape)
+        places = {d: k for k, d in enumerate(self.order)}
+        count = len(self.order)
+        return (*(dense[places[d]] for d in range(count)), *dense[count:])
+
+    def placed(self, commands: CommandList, slot: Slot, leaf: Leaf) -> Slot:
+        """A tensor as kernels read it: a copy, unless it is that already."""
+        given, shape, strides = (
+            commands.spec_of(slot),
+            (*self.batch, *leaf.shape),
+            self.strides(leaf),
+        )
+        same = given.shape == shape and all(
+            s == e or n == 1 for n, s, e in zip(shape, given.strides, strides, strict=True)
+        )
+        if same or not math.prod(shape):
+            return slot
+        return commands.copy(slot, TensorSpec(shape, strides, given.dtype, given.device))
+
+    def allocated(self, commands: CommandList, leaf: Leaf) -> Slot:
+        return commands.allocate((*self.batch, *leaf.shape), leaf.dtype, self.strides(leaf))
+
+    def offsets(self, commands: CommandList) -> Slot | None:
+        if not self.is_packed:
+            return None
+        return in_dtype(commands, len(self.shapes), torch.int64)
+
+    def forward_list(self, tensors: Sequence[Tensor]) -> Executable:
+        op, commands = self.op, commands_on(tensors, self.spec.device)
+        inputs = [self.placed(commands, k, leaf) for k, leaf in enumerate(op.inputs)]
+        offsets = self.offsets(commands)
+        if offsets is not None:
+            commands.check_offsets(offsets, self.form.steps)
+        outputs = [self.allocated(commands, leaf) for leaf in op.outputs]
+        pulls = self.tracked and self.made_of.adjoint is None
+        self.made = self.engine.forward(commands, op, inputs, outputs, self.form, offsets, pulls)
+        between = self.made.slots if pulls and self.made is not None else []
+        return commands.build([*outputs, *between], [], self.plan)
+
+    def plan(self) -> Plan:
+        form = self.form
+        return Plan(
+            self.op.name, (form.outer, form.steps, form.inner), "windows", f"{form.width} steps",
+            "", 0, "",
+        )  # fmt: skip
+
+    def results(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """All results, connected to the autograd graph."""
+        if in_functorch_or_forward_mode():
+            return self.composed(*self.parts(tensors))
+        found: tuple[Tensor, ...] = Scan.apply(self, *tensors)
+        return found
+
+    def forward(self, tensors: Sequence[MaybeTensor]) -> Leaves:
+        return runner.run(self.executable, tensors)[0]
+
+    def saved(
+        self, tensors: Sequence[MaybeTensor], results: Sequence[Tensor]
+    ) -> Sequence[MaybeTensor]:
+        return [*tensors, *(results[k] for k in self.saved_results)]
+
+    def parts(self, tensors: Sequence[Any]) -> tuple[list[Any], Any]:
+        """Leaves, and offsets."""
+        count = len(self.shapes)
+        return list(tensors[:count]), tensors[count] if self.is_packed else None
+
+    def gradients(
+        self,
+        saved: Sequence[MaybeTensor],
+        needed: Sequence[bool],
+        cotangents: Sequence[MaybeTensor],
+    ) -> list[MaybeTensor]:
+        """The gradient of each tensor."""
+        cotangents = cotangents[: len(self.op.outputs)]
+        seeds = [g for g in cotangents if g is not None]
+        tensors = [t for t in saved if t is not None]
+        found: list[MaybeTensor] | None = None
+        if not torch.is_grad_enabled() and are_memory(*seeds, *tensors):
+            whole = [
+                torch.zeros((*self.batch, *leaf.shape), dtype=leaf.dtype, device=self.spec.device)
+                if g is None and leaf.dtype.is_floating_point else g
+                for leaf, g in zip(self.op.outputs, cotangents, strict=True)
+            ]  # fmt: skip
+            given = [*saved, *(None if g is None else plain(g) for g in whole)]
+            found = self.backward.gradients(
+                needed, given, lambda: self.backward_list(needed, given), falls_back=True
+            )
+        if found is None:
+            found = of_composition(self, *self.parts(tensors), cotangents)
+            found += [None] * self.is_packed
+        return found
+
+    def backward_list(
+        self, needed: Sequence[bool], given: Sequence[MaybeTensor]
+    ) -> BackwardList | None:
+        """given: leaves, offsets, what else is saved; then the cotangents of the outputs."""
+        op, commands = self.op, commands_on(given, self.spec.device)
+        adjoint, first = self.made_of.adjoint, len(given) - len(op.outputs)
+        states = range(len(self.reads), first)  # or the outputs
+        seeds = [
+            self.placed(commands, first + k, leaf)
+            for k, leaf in enumerate(op.outputs) if leaf.dtype.is_floating_point
+        ]  # fmt: skip
+        inputs = []
+        if adjoint is None or self.made_of.reads_values:
+            inputs = [self.placed(commands, k, leaf) for k, leaf in enumerate(op.inputs)]
+        wanted = [k for k, leaf in enumerate(op.inputs) if leaf.dtype.is_floating_point]
+        made = [self.allocated(commands, op.inputs[k]) for k in wanted]
+        offsets = self.offsets(commands)
+        if adjoint is not None:
+            form = replace(self.form, reverse=not self.form.reverse)
+            if self.made_of.reads_values:
+                pairs = zip(states, op.outputs, strict=True)
+                seeds += [*(self.placed(commands, k, leaf) for k, leaf in pairs), *inputs]
+            self.engine.forward(commands, adjoint, seeds, made, form, offsets, False)
+        else:
+            if any(not commands.spec_of(k).is_dense for k in states):
+                return None  # a hook on saved tensors gave back others
+            at = dict(zip(self.executable.outputs[len(op.outputs) :], states, strict=True))
+            between: Any = None if self.made is None else self.made.at(at)
+            self.engine.backward(commands, op, inputs, seeds, made, self.form, offsets, between)
+        gradients = {
+            k: summed(commands, slot, self.shapes[k])
+            for k, slot in zip(wanted, made, strict=True) if needed[k]
+        }  # fmt: skip
+        return finished(commands, gradients, len(self.reads), self.executable)
 
 
 def in_one_pass(
     call: ScanCall, width: int, offsets: Tensor | None, backend: str | None,
-    composed: Callable[[Sequence[Tensor]], Leaves],
+    entry: CacheEntry | None, composed: Composed,
 ) -> Any:  # fmt: skip
-    """The windows of a call; None where no kernel can make them, or scans are faster."""
+    """The windows of a call; None where no kernel can make them, or scans are faster.
+
+    entry: of this call in the cache, which is filled; None if it may not be cached.
+    """
     op, leaves = call.traced.operator, call.leaves
     if type(op) is not Operator or not are_memory(*leaves):
         return None
@@ -194,57 +328,44 @@ def in_one_pass(
         return None
     if tracked and not is_derivable(call.operator, call.traced):  # scans warn
         return None
-    order = memory_order(call.batch, [(tuple(t.shape), t.stride()) for t in leaves])
-    batch = tuple([call.batch[d] for d in order])
-    form = Form(batch, order.index(call.axis), width, call.reverse)
-    windows = Windows(made_of, form, order, offsets, engine, tracked, composed)
+    packed = () if offsets is None else (offsets.to(leaves[0].device),)
+    tensors: Sequence[Tensor] = (*(plain(t) for t in leaves), *packed)
+    if entry is not None:
+        if all(a is b for a, b in zip(entry.tensors, leaves, strict=False)):
+            tensors = entry.tensors
+        else:
+            entry = None
+    spec = call.traced.output_spec
+    count = len(op.outputs)
     try:
-        ys = OnePass.apply(windows, *leaves) if tracked else windows.forward(leaves)[0]
+        windows = Windows(made_of, call, width, tensors, engine, tracked, composed)
+        prepared = PreparedCall(
+            windows.executable, windows if tracked else None, range(count),
+            lambda ys: unflatten(list(ys), spec),
+        )  # fmt: skip
+        ys = prepared(tensors)
     except BackendError:  # no compiler took it, or there is no memory
         return None
-    return unflatten(list(ys), call.traced.output_spec)
-
-
-class OnePass(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, windows: Windows, *leaves: Tensor) -> tuple[Tensor, ...]:
-        ctx.scan = windows
-        ctx.set_materialize_grads(False)
-        found, ctx.states = windows.forward(leaves)
-        ys = tuple(y.data for y in found)  # torch refuses changes in place of a function's views
-        ctx.save_for_backward(*leaves, *(ys if windows.made_of.reads_values else ()))
-        ctx.mark_non_differentiable(*[y for y in ys if not y.is_floating_point()])
-        return ys
-
-    @staticmethod
-    @takes_batches
-    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        windows = ctx.scan
-        count = len(windows.op.inputs)
-        leaves, ys = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        given = [g for g in cotangents if g is not None]
-        if not given:
-            return (None, *(None for _ in leaves))
-        if torch.is_grad_enabled() or not are_memory(*given, *leaves):
-            return (None, *of_composition(windows, leaves, cotangents))
-        found = iter(windows.backward(leaves, ys, cotangents, ctx.states))
-        return (None, *(next(found) if t.is_floating_point() else None for t in leaves))
+    if entry is not None:
+        entry.fill(prepared)
+    return ys
 
 
 def of_composition(
-    windows: Windows, leaves: Sequence[Tensor], cotangents: Sequence[Tensor | None]
-) -> list[Tensor | None]:
+    windows: Windows, leaves: Sequence[Tensor], offsets: Tensor | None,
+    cotangents: Sequence[MaybeTensor],
+) -> list[MaybeTensor]:  # fmt: skip
     """Gradients that can be differentiated again, or mapped."""
     further = torch.is_grad_enabled()
     with torch.enable_grad():
         # Of views, so that no gradient passes through what the leaves come from.
         views = [t.view_as(t) if t.requires_grad else t for t in leaves]
-        ys = windows.composed(views)
+        ys = windows.composed(views, offsets)
         pairs = [
             (y, g) for y, g in zip(ys, cotangents, strict=True) if g is not None and y.requires_grad
         ]
         wanted = [t for t in views if t.requires_grad]
-        found = iter(
+        found: Iterator[MaybeTensor] = iter(
             torch.autograd.grad(
                 [y for y, _ in pairs], wanted, [g for _, g in pairs],
                 create_graph=further, allow_unused=True,

@@ -298,12 +298,12 @@ struct LaunchCuda : Command {
   Slots slots;            // of the addresses at its start; −1: address 0
   bool waits;             // blocks wait for each other: needs a workspace
   int64_t header_bytes, group_slots_at;
-  const volatile int32_t* alarm;
+  const volatile int32_t* alarm;  // null where kernels tell the host nothing
   PyRef workspace;  // () → the workspace's tensor for the current stream
   std::unique_ptr<Workspaces> spaces = std::make_unique<Workspaces>();
 
   void check() const override {
-    if (*alarm != 0) throw NeedsPython();
+    if (alarm != nullptr && *alarm != 0) throw NeedsPython();
     int capturing = 0;
     if (waits && (Driver::get().is_capturing(stream_of(device), &capturing) || capturing))
       throw NeedsPython();
@@ -321,7 +321,7 @@ struct LaunchCuda : Command {
       words[0] = header, words[1] = at, words[2] = at + group_slots_at;
       words[4] = space.numel() - header_bytes;
     }
-    words[3] = reinterpret_cast<int64_t>(alarm);
+    if (alarm != nullptr) words[3] = reinterpret_cast<int64_t>(alarm);
     void* parameters[] = {filled.data()};
     const Driver& driver = Driver::get();
     const int error =
