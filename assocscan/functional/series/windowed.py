@@ -112,6 +112,7 @@ def windowed(
         found = repeated(op, xs, width, axis, reverse, backend, offsets)
         if found is not runner.MISS:
             return found
+    given_axis, given_offsets = axis, offsets
     reverse = flag("reverse", reverse)
     width = checked_width(width)
     engine: dict[str, Any] = {
@@ -131,7 +132,7 @@ def windowed(
     else:
         axis = slice_axis(axis, leaves, spec)
         dims = leaves[0].dim() if len({t.dim() for t in leaves}) == 1 else axis + 1
-    given_offsets, offsets = offsets, checked_offsets(offsets, leaves[0], axis)
+    offsets = checked_offsets(offsets, leaves[0], axis)
     length = leaves[0].shape[axis]
     if not is_symbolic(length) and width >= length:
         return associative_scan(op, xs, axis, reverse, offsets=offsets, **engine)
@@ -155,8 +156,9 @@ def windowed(
         if isinstance(kept, Monoid):
             named = engine["backend"] or "auto"
             entry = entry_of(
-                calls_of(kept, width), xs, axis, reverse, True, None, False, named, given_offsets
-            )
+                calls_of(kept, width), xs, given_axis, reverse, True, None, False, named,
+                given_offsets,
+            )  # fmt: skip
             found = runner.MISS if entry is None else entry.run()
             if found is not runner.MISS:
                 return found

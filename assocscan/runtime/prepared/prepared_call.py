@@ -1,8 +1,8 @@
 """`PreparedCall`: the command lists of a call, its key, and its entry in the call cache.
 
 A repeated call skips all checks: its list of commands runs, in C++ if the runner is there.
-`associative_scan`, `reduce` and functions that scan views of their tensors ask `entry_of` for the
-entry of a call, run it, and fill it with a `PreparedCall` where it is empty.
+`associative_scan`, `reduce`, `windowed` and functions that scan views of their tensors ask
+`entry_of` for the entry of a call, run it, and fill it with a `PreparedCall` where it is empty.
 
     prepared call    the command lists of a call, forward and backward, and the form of its result
     call cache       the prepared calls of one function, by key (`caching.bounded.Calls`)
