@@ -64,7 +64,8 @@ def table() -> str:
     ours, theirs = (
         CPU.found("cumsum", c, shape="4 x 8192 x 512") for c in (OURS, "torch.cumsum")
     )  # fmt: skip
-    title = "`cumsum` as in row 1, on two CPU cores (median; in brackets, the 20th to the 80th percentile of the calls)"
+    how = "median; in brackets, the 20th to the 80th percentile of the calls"
+    title = f"`cumsum` as in row 1, on two CPU cores ({how})"
     on_cpu = [title, f"{CPU.time(ours)} ms", f"`torch.cumsum` {digits(ms(theirs))} ms"]
     head = f"on one {gpu(GPU.environment)} | assocscan | others"
     return lines(head, [*map(cells, LINES), on_cpu])
