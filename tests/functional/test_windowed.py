@@ -500,6 +500,31 @@ def test_repeated_calls_check_their_offsets(dtype: torch.dtype) -> None:
             windowed(ops.sum, x, 3, offsets=torch.tensor(bounds, dtype=dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("name", ["scan", "sum", "max", "logaddexp", "affine"])
+def test_saved_offsets_may_come_back_strided(name: str, dtype: torch.dtype) -> None:
+    """A hook may give back a tensor of other strides; gradients beside those without a hook."""
+    offsets = torch.tensor([0, 9, 9, 64], dtype=dtype)
+    x, a = rand(64).requires_grad_(), rand(64, seed=1).requires_grad_()
+
+    def call() -> Tensor:
+        if name == "scan":
+            return associative_scan(ops.sum, x, offsets=offsets)
+        xs = (a, x) if name == "affine" else x
+        ys = windowed(OPERATORS[name][0], xs, 4, offsets=offsets)
+        return ys[1] if isinstance(ys, tuple) else ys
+
+    def strided(t: Tensor) -> Tensor:
+        return torch.stack([t, t], -1)[..., 0]
+
+    (want,) = torch.autograd.grad(call().sum(), x)
+    for _ in range(3):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, strided):
+            y = call()
+        (found,) = torch.autograd.grad(y.sum(), x)
+        assert torch.equal(found, want)
+
+
 def test_gradients_of_repeated_calls() -> None:
     """Of parts of the outputs, with hooks that move what is saved, under checkpoint, mapped, and
     twice differentiated."""

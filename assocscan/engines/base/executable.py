@@ -148,6 +148,8 @@ class CommandList:
         self.commands: list[Command] = []
         self.constants: dict[Slot, torch.Tensor] = {}
         self.slots: dict[Name, Slot] = {name: k for k, name in enumerate(spec.names)}
+        if ("offsets", 0) in self.slots:  # a hook on saved tensors may give back strided ones
+            self.slots["offsets", 0] = self.dense(self.slots["offsets", 0])
 
     def new_slot(self, spec: TensorSpec | None) -> Slot:
         """None: of a leaf that is not read."""
@@ -187,6 +189,13 @@ class CommandList:
         slot = self.new_slot(spec)
         self.commands.append(Copy(source, slot, spec.shape, spec.strides, by))
         return slot
+
+    def dense(self, slot: Slot) -> Slot:
+        """The tensor, or a copy whose elements are contiguous."""
+        given = self.spec_of(slot)
+        if given.is_dense:
+            return slot
+        return self.copy(slot, TensorSpec.dense(given.shape, given.dtype, given.device))
 
     def eager(
         self, name: str, function: Callable[..., Sequence[torch.Tensor]],

@@ -145,7 +145,7 @@ class Windows:
     """One kind of call (`runtime.autograd.Differentiable`). It holds no tensor of the call: its
     tensors are the leaves, then offsets if there are any.
 
-    order: of the batch dimensions in memory, outermost first: those of `form`.
+    order: the numbers of the batch dimensions, outermost in memory first, as `form` has them.
     executable: from the tensors to the outputs, and after them the states between tiles that a
         gradient on GPUs reads.
     """
@@ -187,11 +187,8 @@ class Windows:
 
     def placed(self, commands: CommandList, slot: Slot, leaf: Leaf) -> Slot:
         """A tensor as kernels read it: a copy, unless it is that already."""
-        given, shape, strides = (
-            commands.spec_of(slot),
-            (*self.batch, *leaf.shape),
-            self.strides(leaf),
-        )
+        given = commands.spec_of(slot)
+        shape, strides = (*self.batch, *leaf.shape), self.strides(leaf)
         same = given.shape == shape and all(
             s == e or n == 1 for n, s, e in zip(shape, given.strides, strides, strict=True)
         )
@@ -205,7 +202,7 @@ class Windows:
     def offsets(self, commands: CommandList) -> Slot | None:
         if not self.is_packed:
             return None
-        return in_dtype(commands, len(self.shapes), torch.int64)
+        return commands.dense(in_dtype(commands, len(self.shapes), torch.int64))
 
     def forward_list(self, tensors: Sequence[Tensor]) -> Executable:
         op, commands = self.op, commands_on(tensors, self.spec.device)
@@ -278,7 +275,7 @@ class Windows:
         """given: leaves, offsets, what else is saved; then the cotangents of the outputs."""
         op, commands = self.op, commands_on(given, self.spec.device)
         adjoint, first = self.made_of.adjoint, len(given) - len(op.outputs)
-        states = range(len(self.reads), first)  # or the outputs
+        further = range(len(self.reads), first)  # the outputs, or the states between tiles
         seeds = [
             self.placed(commands, first + k, leaf)
             for k, leaf in enumerate(op.outputs) if leaf.dtype.is_floating_point
@@ -292,13 +289,13 @@ class Windows:
         if adjoint is not None:
             form = replace(self.form, reverse=not self.form.reverse)
             if self.made_of.reads_values:
-                pairs = zip(states, op.outputs, strict=True)
+                pairs = zip(further, op.outputs, strict=True)
                 seeds += [*(self.placed(commands, k, leaf) for k, leaf in pairs), *inputs]
             self.engine.forward(commands, adjoint, seeds, made, form, offsets, False)
         else:
-            if any(not commands.spec_of(k).is_dense for k in states):
+            if any(not commands.spec_of(k).is_dense for k in further):
                 return None  # a hook on saved tensors gave back others
-            at = dict(zip(self.executable.outputs[len(op.outputs) :], states, strict=True))
+            at = dict(zip(self.executable.outputs[len(op.outputs) :], further, strict=True))
             between: Any = None if self.made is None else self.made.at(at)
             self.engine.backward(commands, op, inputs, seeds, made, self.form, offsets, between)
         gradients = {
