@@ -116,7 +116,8 @@ def prepared_call(
 
 
 def are_final_dtypes(call: ScanCall) -> bool:
-    """Whether final carries are what a reduction returns; those of 16-bit states are wider."""
+    """Whether a reduction returns final carries as kernels write them: for 16-bit states these are
+    float32, and are converted."""
     return all(leaf.accumulator == leaf.dtype for leaf in call.traced.state)
 
 

@@ -146,9 +146,9 @@ def gae(
     offsets: [S + 1] boundaries of S sequences packed along the axis; bootstrap then has a
         leading S, or is that of all sequences alike: a [B] is read as such even if S equals B.
 
-    Tensors of other shapes broadcast to these. Ends and cuts are those of `discounted_returns`: a
-    step that is both done and truncated is truncated; pass `truncated & ~terminated` where a time
-    limit may fall on a terminal state.
+    Tensors of other shapes broadcast to these. `done` and `truncated` are as in
+    `discounted_returns`. A step that is both counts as truncated: where a time limit may fall on a
+    terminal state, pass `truncated & ~terminated`.
 
     >>> cut = torch.tensor([False, True, False])
     >>> assocscan.gae(

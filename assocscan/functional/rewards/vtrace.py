@@ -85,9 +85,9 @@ def vtrace(
     offsets: [S + 1] boundaries of S sequences packed along the axis; bootstrap then has a
         leading S.
 
-    Tensors of other shapes broadcast to these. Ends and cuts are those of `discounted_returns`: a
-    step that is both done and truncated is truncated; pass `truncated & ~terminated` where a time
-    limit may fall on a terminal state.
+    Tensors of other shapes broadcast to these. `done` and `truncated` are as in
+    `discounted_returns`. A step that is both counts as truncated: where a time limit may fall on a
+    terminal state, pass `truncated & ~terminated`.
 
     There is no λ, which other libraries multiply with c[t] (`lambda_` in rlax): it is 1 here. With
     log_ratios of 0 and clips of 1, targets − values is then `gae` with a decay of 1.
