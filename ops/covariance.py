@@ -36,7 +36,9 @@ def covariance(left: State, right: State) -> State:
     Identity: (0, 0, 0, 0).
     Cost: 13 flops; reads two numbers, writes three.
 
-    With the variances of `welford`, `product` gives a correlation in the same pass.
+    With the variances of x and y it gives a correlation, in one pass:
+    `product(ops.covariance, with_lift(ops.welford, lambda x, y: x), with_lift(ops.welford,
+    lambda x, y: y))` scans (x, y), and the correlation is c / √(v·w), v and w the variances.
 
     Source: T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating formulae and a pairwise algorithm for
     computing sample variances", COMPSTAT 1982.

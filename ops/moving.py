@@ -1,9 +1,8 @@
 """Exponential moving average and variance.
 
-The weights are w[s] = d[s+1] · … · d[t], the product of the decays after s. For a constant decay
-d = 1 − α these are the weights of `pandas.ewm(adjust=True)` and `var(bias=True)`: no weight is
-given to a start at 0. For the form m[t] = d·m[t−1] + (1 − d)·x[t] take
-`linear_recurrence(d, (1 - d) * x, axis=…)`.
+The weights are w[s] = d[s+1] · … · d[t], the product of the decays after s. For a constant decay d
+= 1 − α these are the weights of pandas' `ewm(adjust=True)`: no weight is given to a start at 0. For
+the form m[t] = d·m[t−1] + (1 − d)·x[t] take `linear_recurrence(d, (1 - d) * x, axis=…)`.
 
 Source: D. H. D. West, "Updating mean and variance estimates: an improved method", Communications of
 the ACM 22(9), 1979.

@@ -203,8 +203,9 @@ def associative_scan(
         long as xs.
     return_final: also return the carry that leaves, a state as `init` is, before any `lower`;
         16-bit states come as float32.
-    offsets: [S + 1] boundaries of S sequences packed along the axis, each scanned on its own. The
-        final then has a leading S, [S, B, D]. init broadcasts to that: [B, D] is one for all.
+    offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along the axis, each
+        scanned on its own. The final then has a leading S, [S, B, D]. init broadcasts to that:
+        [B, D] is one for all.
     backend: "auto" (None is the same), "triton", "cuda", "multipass", "cpu" or "eager". A named
         backend runs the scan and its gradient, or raises. Two exceptions: if no gradient can be
         generated, the operator's own adjoint computes it, or else the eager engine, with a warning;

@@ -101,9 +101,11 @@ def reduce(
     Differentiable in xs and init. If the derivative reads the state before each step (an affine map
     does, for the gradient of `a`; a sum does not), the forward kernel writes all states.
 
-    Raises what `associative_scan` raises; and ValueError for an empty sequence if there is neither
-    init nor an identity, or if `lower` reads the inputs at the last step, which do not exist. With
+    An empty sequence gives init, or the identity. ValueError for one if there is neither, or if
+    `lower` reads the inputs at the last step, since an empty sequence has no last step. With
     offsets on a GPU there may be no error; the result of such a sequence is then undefined.
+
+    Raises what `associative_scan` raises.
 
     Cost per element: as the scan's, without its writes.
     """

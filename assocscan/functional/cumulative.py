@@ -95,8 +95,8 @@ def cumsum(
     >>> assocscan.cumsum(torch.tensor([3, 1, 4, 1]), reset=reset)
     tensor([3, 4, 4, 5])
 
-    `offsets` [S + 1] are the boundaries of S sequences packed along the axis; they, `backend` and
-    `deterministic` mean what they mean in `associative_scan`.
+    `offsets`, int64 or int32 [S + 1], are the boundaries of S sequences packed along the axis;
+    they, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: x is not a dense tensor, or `dtype` not a torch.dtype that can be summed.
@@ -212,8 +212,8 @@ def cummax(
     sequences along it, or `reset` (as in `cumsum`) marks steps with which the maximum starts
     afresh.
 
-    `offsets` [S + 1] are the boundaries of S sequences packed along the axis; they, `backend` and
-    `deterministic` mean what they mean in `associative_scan`.
+    `offsets`, int64 or int32 [S + 1], are the boundaries of S sequences packed along the axis;
+    they, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         ValueError: `inclusive=False`: the maximum of nothing has no index; `reset` does not fit x,
@@ -287,8 +287,8 @@ def logcumsumexp(
     result has the shape and dtype of x, a float, real or complex; exclusive scans start at −inf.
     `reset` marks steps with which the sum starts afresh, as in `cumsum`.
 
-    `offsets` [S + 1] are the boundaries of S sequences packed along the axis; they, `backend` and
-    `deterministic` mean what they mean in `associative_scan`.
+    `offsets`, int64 or int32 [S + 1], are the boundaries of S sequences packed along the axis;
+    they, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: x is not a dense tensor of floats.

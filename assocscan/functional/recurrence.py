@@ -132,20 +132,22 @@ def linear_recurrence(
         dimension, as torch broadcasts: for b [L, L] an a of [L] is one number per channel, not per
         step. It is read in place, never expanded in memory. a[t] leads from h[t−1] to h[t]. A
         number, or a tensor without dimensions, is not rounded to 16 bits beside a b of 16 bits.
-    b: a tensor of any shape with the axis, as [B, L, D].
+    b: a tensor of any shape with the axis, as [B, L, D], and of any dtype.
     init: a number, or a tensor that broadcasts to the shape of b without the axis, as [B, D].
     reverse: run from the end: h[t] = a[t] · h[t+1] + b[t].
-    return_final: True: also return the last state; "only": it alone. The states before each step,
-        h[t−1], are torch.roll(h, 1, axis) with init in the place of the first one.
-    reset: a mask of the steps with which the recurrence starts afresh: there h[t] = b[t], whatever
-        a[t] and the state before are, be they NaN. For b [B, L, D] it is [B, L], [L, 1] for the
-        same steps in all rows, or another shape that broadcasts to b. init enters the first step
-        unless that is marked. With `reverse` the last step of an episode is marked. Not together
-        with offsets.
-    offsets: [S + 1] boundaries of S sequences packed along the axis. The last state then has a
-        leading S: [S, B, D] for b [B, L, D]. init has that shape, or [B, D] for all sequences
-        alike: a shape of two dimensions is read as [B, D] even if S equals B. For b [L, D] these
-        are [S, D] and [D].
+    return_final: True: also return the last state; "only": it alone.
+    reset: bool, True at the steps with which the recurrence starts afresh: there h[t] = b[t],
+        whatever a[t] and the state before are, be they NaN. For b [B, L, D] it is [B, L], [L, 1]
+        for the same steps in all rows, or another shape that broadcasts to b. init enters the first
+        step unless that is marked. With `reverse` the last step of an episode is marked. Not
+        together with offsets.
+    offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along the axis. For b
+        [B, L, D] the last states are [S, B, D]; init is [S, B, D], or [B, D] for all sequences
+        alike (never [S, D], even if S equals B). For b [L, D] the last states are [S, D], and init
+        is [S, D] or [D].
+
+    The states before each step, h[t−1], are `torch.roll(h, 1, axis)` with init in the place of the
+    first one.
 
     >>> reset = torch.tensor([False, False, True, False])
     >>> assocscan.linear_recurrence(0.5, b, axis=0, reset=reset)

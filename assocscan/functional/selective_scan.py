@@ -130,8 +130,8 @@ def selective_scan(
     init: [batch, channels, N], h before the first step; zero by default. For a scan from the end
         flip the tensors that have L, and y.
     return_final: also return the last h, [batch, channels, N], for which L may be 0.
-    offsets: [S + 1] boundaries of S sequences packed along L; init and the last h are then
-        [S, batch, channels, N].
+    offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along L; init and the last
+        h are then [S, batch, channels, N].
 
     Tensors may have any strides and are read as they lie: mamba's [batch, channels, L] is passed as
     its view `u.mT`. Float dtypes may be mixed: it is computed in float32, in float64 where a tensor

@@ -53,8 +53,8 @@ def forward_fill(
     >>> assocscan.forward_fill(torch.tensor([1.0, nan, nan, nan, 2.0, nan]), limit=2)
     tensor([1., 1., 1., nan, 2., 2.])
 
-    `offsets` [S + 1] are the boundaries of S sequences packed along the axis; they, `backend` and
-    `deterministic` mean what they mean in `associative_scan`.
+    `offsets`, int64 or int32 [S + 1], are the boundaries of S sequences packed along the axis;
+    they, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: x is not a tensor, valid not one of bool, or limit not an int.

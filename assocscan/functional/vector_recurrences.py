@@ -59,8 +59,8 @@ def matrix_recurrence(
         -1, and -2 is B.
     reverse: h[t] = A[t] @ h[t+1] + b[t], from the end.
     return_final: True: also return the last h; "only": it alone.
-    offsets: [S + 1] boundaries of S sequences packed along the axis; init is then [S, ..., d], or
-        without S if all begin alike.
+    offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along the axis; init is
+        then [S, ..., d], or without S if all begin alike.
 
     Returns h in the shape of b, and the last h in that shape without the axis, with a leading S if
     there are `offsets`. A block-diagonal A of n blocks is A [..., n, d, d] with b [..., n, d]: its
@@ -84,7 +84,8 @@ def matrix_recurrence(
     non-normal A may grow before they decay), their rounding is too, and a loop is more exact.
     `lfilter` avoids this for companion matrices.
 
-    Cost per element: 2d² flops in the walk of a carry, 2d³ in a tree; reads A and b, writes h.
+    Cost per element: 2d² flops where elements are taken one by one, 2d³ where they are combined in
+    a tree; reads A and b, writes h.
 
     Source: as `ops.matrix_affine`.
     """

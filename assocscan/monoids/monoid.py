@@ -233,8 +233,8 @@ class Monoid:
     def check(self, like: Any = None, samples: Any = 100) -> None:
         """Test associativity, and the identity where there is one, on random states.
 
-        Half of them have numbers of size 1 (integers up to 20), the others of up to 10⁴, where an
-        operator may saturate.
+        They are random inputs, after `lift` where there is one. Half of the inputs have numbers of
+        size 1 (integers up to 20), the others of up to 10⁴, where an operator may saturate.
 
         `like` gives example leaves of xs (dtypes and element shapes; default as in `source`), such
         as (torch.eye(3), torch.zeros(3)); their values do not matter. `samples` is how many random
@@ -347,8 +347,9 @@ def monoid(fn: Any = None, **options: Any) -> Any:
         vector or matrix: 1.0 is a matrix of ones, and what `@` needs is torch.eye. Or a callable
         that makes the pytree from the shapes of one state (after `lift`), such as
         lambda A, b: (torch.eye(A[-1]), torch.zeros(b)). It gets one argument for each top-level
-        entry, always by position: of a dict in the order in which xs has its keys. ±inf saturates
-        for integers and bool.
+        entry, always by position: of a dict in the order in which xs has its keys. Numbers and
+        tensors are cast to the dtypes of xs; ±inf is the least or greatest number of an integer or
+        bool dtype.
     name: the name to register under; the function's by default. A lambda needs one. 1 to 200
         characters, no control characters or line breaks among them.
     element_ndim: how many trailing dimensions of each leaf of xs belong to one element: a number
@@ -356,9 +357,10 @@ def monoid(fn: Any = None, **options: Any) -> Any:
     lift, lower: fused maps before and after the scan: lift(*xs) (lift(xs) where xs is not a tuple
         or list) makes a state of the inputs at t; lower(state) makes the output, or lower(state,
         xs) if it requires two positional arguments.
-    adjoint: (M, element), a hand-written derivative. With g[t] the gradient of the loss in the
-        output y[t] alone, element(y[t], x[t+1], g[t]) is an element of the monoid M, and the scan
-        of these elements by M from the end, after its `lower`, gives the whole gradient in y[t].
+    adjoint: (M, element), a hand-written derivative: a monoid M and a function. The gradient of the
+        loss in y[t], through all later outputs too, is associative_scan(M, e, reverse=True)[t],
+        where e[t] = element(y[t], x[t+1], g[t]) and g[t] is the gradient in y[t] with the later
+        outputs held.
 
     Numbers that the functions see (closures, globals, attributes, entries) are read at every call;
     a new value is traced and compiled anew. Tensors are refused: pass them as leaves of xs.

@@ -55,8 +55,8 @@ def lfilter(
     return_final: also return the state after the last step, which is the `zi` of a next chunk. It
         has K last, too: scipy's is state.movedim(-1, axis). scipy returns a state wherever `zi` is
         given; here it is asked for.
-    offsets: [S + 1] boundaries of S sequences packed along the axis; zi and the last state then
-        have a leading S.
+    offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along the axis; zi and the
+        last state then have a leading S.
 
     Returns y in the shape and dtype of x, or (y, last state), the latter in the full shape of `zi`
     and float32 for 16-bit filters. Differentiable in all of them.
@@ -78,12 +78,13 @@ def lfilter(
         ValueError: b or a has no dimension or no entries; leading dimensions or `zi` do not
             broadcast; a[0] is 0, where that can be read without waiting for a GPU.
 
-    Cost per element: for order k = m − 1, about 2k³ flops in a tree and 2k² where a carry walks
-    along; reads x, writes y. On CPUs long series of up to 7 channels take 2k² + 2k and read x
-    twice. On GPUs filters of order 5 and more (4 in float64, 3 of complex numbers) take about 4k²
-    and read x twice; their first call compiles for up to half a minute. On CPUs the first call
-    compiles for 5 (order 2) to 15 seconds (order 8), and its gradient for 5 to 25; `sosfilt` of any
-    order compiles as order 2 does. A b that is longer than a costs 2n flops in torch operations.
+    Cost per element: for order k = m − 1, about 2k³ flops where elements are combined in a tree and
+    2k² where they are taken one by one; reads x, writes y. On CPUs long series of up to 7 channels
+    take 2k² + 2k and read x twice. On GPUs filters of order 5 and more (4 in float64, 3 of complex
+    numbers) take about 4k² and read x twice; their first call compiles for up to half a minute. On
+    CPUs the first call compiles for 5 (order 2) to 15 seconds (order 8), and its gradient for 5 to
+    25; `sosfilt` of any order compiles as order 2 does. A b that is longer than a costs 2n flops in
+    torch operations.
 
     Source: A. H. Gray, J. D. Markel, "A normalized digital filter structure", IEEE Transactions on
     Acoustics, Speech, and Signal Processing 23(3), 1975.

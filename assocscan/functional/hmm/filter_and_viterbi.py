@@ -88,9 +88,9 @@ def hmm_filter(
     likelihood: [..., T, K]. likelihood[t, j] = log p(y[t] | z[t] = j).
     observed: bool [T] or [..., T]. Where it is False, y[t] was not observed: likelihood[t] counts
         as log 1 for every state, whatever it holds.
-    offsets: [S + 1] boundaries of S sequences packed along T. initial is then [S, ..., K], S before
-        the leading dimensions of likelihood, or [..., K] if all begin alike (which is meant where
-        both fit); transition[t] of a sequence's first step is not read.
+    offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along T. initial is then
+        [S, ..., K], S before the leading dimensions of likelihood, or [..., K] if all begin alike
+        (which is meant where both fit); transition[t] of a sequence's first step is not read.
 
     Leading dimensions broadcast to those of likelihood. 16-bit floats are computed in float32 and
     rounded once. Returns, in the dtype of likelihood:
@@ -174,8 +174,11 @@ def viterbi(
     transition: [K, K], [T, K, K], or either with leading dimensions. transition[t][i, j] =
         log p(z[t] = j | z[t−1] = i); transition[0] is not read.
     likelihood: [..., T, K], log p(y[t] | z[t] = j).
-    observed: bool [T] or [..., T]; y[t] counts where it is True.
-    offsets: [S + 1] boundaries of S sequences packed along T; initial [S, ..., K] or without S.
+    observed: bool [T] or [..., T]; y[t] counts where it is True. The path goes on through the other
+        steps, whose transitions count: a mask of padding after the end changes the path and its
+        probability. For sequences of different lengths pass `offsets`.
+    offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along T; initial
+        [S, ..., K] or without S.
 
     Returns:
         path: [..., T], int64. path[t] is the state at step t, from 0 to K − 1. It means nothing

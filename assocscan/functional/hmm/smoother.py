@@ -126,7 +126,8 @@ def hmm_smoother(
     likelihood: [..., T, K], log p(y[t] | z[t] = j).
     pairs: whether to return the probabilities of neighbouring states too.
     observed: bool [T] or [..., T]; y[t] counts where it is True.
-    offsets: [S + 1] boundaries of S sequences packed along T; initial [S, ..., K] or without S.
+    offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along T; initial
+        [S, ..., K] or without S.
 
     Returns a tensor, or with `pairs` a named tuple of it and of the pairs:
 

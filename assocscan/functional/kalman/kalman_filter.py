@@ -110,9 +110,9 @@ def kalman_filter(
         broadcasts to y. False: not observed, whatever y holds there. With it a NaN of y that was
         observed makes means NaN from its step on; without it NaN means "not observed".
     square_root: compute covariances as products of factors (see "Numbers").
-    offsets: [S + 1] boundaries of S sequences packed along T. mean is then [S, ..., n], covariance
-        [S, ..., n, n], or both without S if all begin alike; F, Q and controls of the first step
-        of each sequence are not read.
+    offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along T. mean is then
+        [S, ..., n], covariance [S, ..., n, n], or both without S if all begin alike; F, Q and
+        controls of the first step of each sequence are not read.
 
     F, H, Q, R and B may change in time, as [T, n, n] for instance, and have leading dimensions that
     broadcast to those of y. Returns, in the dtype of y:
@@ -126,12 +126,12 @@ def kalman_filter(
     gradients of Q, R and covariance, which are symmetric, only G + Gᵀ has a meaning: make them of
     parameters, as L @ L.mT.
 
-    Numbers: R may be 0 or singular (exact observations, ARMA models). Then n steps of the noise Q
-    alone must make H P Hᵀ + R invertible: a wide `covariance`, with which a loop gets through its
-    first steps, does not help. Otherwise results are NaN, in early steps too. CPUs compute float32
-    filters in float64, and errors are at most a loop's. On GPUs float32 is computed in float32:
-    where observations are far more precise than what was known before (small R; after gaps, at an
-    unknown start), pass float64, or up to all digits are lost.
+    Numbers: R may be 0 or singular (exact observations, ARMA models) if H P Hᵀ + R is invertible
+    for the P that the noise Q alone makes in n steps from P = 0. Otherwise results are NaN, in
+    early steps too, also where a wide `covariance` lets a loop through its first steps. CPUs
+    compute float32 filters in float64, and errors are at most a loop's. On GPUs float32 is computed
+    in float32: where observations are far more precise than what was known before (small R; after
+    gaps, at an unknown start), pass float64, or up to all digits are lost.
 
     With `square_root`, covariances are exactly symmetric, and positive semidefinite but for the
     rounding of their entries, also where the greatest variance is 10⁸ times the least. Factors are

@@ -59,7 +59,8 @@ def rts_smoother(
         `kalman_filter` was given them: F[t] and Q[t] lead from x[t−1] to x[t], F[0] and Q[0] are
         not read.
     controls, B: [..., T, k] and [n, k], where the filter was given them.
-    offsets: [S + 1] boundaries of S sequences packed along T, where the filter was given them.
+    offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along T, where the filter
+        was given them.
 
     Returns, in the shapes and the dtype of the arguments of these names:
 

@@ -103,8 +103,8 @@ def nonlinear_recurrence(
     reset: a bool mask of the steps that start afresh: there h[t] = step(init, x[t]). It has the
         sizes of xs up to the axis, [B, L] for [B, L, D], or else a shape that broadcasts to that of
         xs, [L, 1] for example. Not together with offsets.
-    offsets: [S + 1] boundaries of S sequences packed along the axis. init may have a leading S; the
-        last h has one.
+    offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along the axis. init may
+        have a leading S; the last h has one.
     method: "loop" walks along the axis, one chain beside the other. "newton" solves windows of the
         axis by Newton's method, and walks along a window where that does not converge; where the
         step is a sum of h times a factor and of what does not depend on h, one iteration is the

@@ -143,8 +143,9 @@ def gae(
     truncated: bool, in the shape of the rewards. truncated[t]: an episode was cut after step t.
         Then next_values[t] enters δ[t] in the place of values[t+1], and A[t] = δ[t].
     next_values: in the shape of the rewards; read only where truncated is True.
-    offsets: [S + 1] boundaries of S sequences packed along the axis; bootstrap then has a
-        leading S, or is that of all sequences alike: a [B] is read as such even if S equals B.
+    offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along the axis; bootstrap
+        then has a leading S, or is that of all sequences alike: a [B] is read as such even if S
+        equals B.
 
     Tensors of other shapes broadcast to these. `done` and `truncated` are as in
     `discounted_returns`. A step that is both counts as truncated: where a time limit may fall on a

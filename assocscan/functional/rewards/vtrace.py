@@ -82,8 +82,8 @@ def vtrace(
         Then next_values[t] is both values[t+1] and targets[t+1].
     next_values: in the shape of the rewards; read only where truncated is True.
     clip_rho, clip_c: numbers; infinity clips nothing.
-    offsets: [S + 1] boundaries of S sequences packed along the axis; bootstrap then has a
-        leading S.
+    offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along the axis; bootstrap
+        then has a leading S.
 
     Tensors of other shapes broadcast to these. `done` and `truncated` are as in
     `discounted_returns`. A step that is both counts as truncated: where a time limit may fall on a

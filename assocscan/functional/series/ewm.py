@@ -54,7 +54,8 @@ def ewm_mean(
         ((1 − α)^k·y + α·x) / ((1 − α)^k + α), as pandas documents it. (For α = 0.5 alone the code
         of pandas 3.1 divides otherwise: it takes that α for irregular times.)
 
-    offsets: [S + 1] boundaries of S sequences packed along the axis, each with a start of its own.
+    offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along the axis, each with
+        a start of its own.
 
     >>> nan = float("nan")
     >>> assocscan.ewm_mean(torch.tensor([4.0, nan, 1.0]), 0.5)

@@ -87,7 +87,8 @@ def windowed(
     width: an int, at least 1. Where it is larger than the axis, the result is that of a scan.
     reverse: windows begin at t; exactly flip(windowed(flip(xs))), so that `op` receives (later,
         earlier).
-    offsets: [S + 1] boundaries of S sequences packed along the axis; no window crosses them.
+    offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along the axis; no window
+        crosses them.
 
     Returns what an inclusive `associative_scan` returns: the structure and dtypes of xs, or those
     that lift and lower give. Differentiable in xs, of higher order too. A NaN or an infinite value
