@@ -250,8 +250,7 @@ class Windows:
         cotangents: Sequence[MaybeTensor],
     ) -> list[MaybeTensor]:
         """The gradient of each tensor."""
-        count = len(self.op.outputs)
-        cotangents, of_states = cotangents[:count], cotangents[count:]
+        cotangents = cotangents[: len(self.op.outputs)]
         seeds = [g for g in cotangents if g is not None]
         tensors = [t for t in saved if t is not None]
         found: list[MaybeTensor] | None = None
@@ -261,7 +260,7 @@ class Windows:
                 if g is None and leaf.dtype.is_floating_point else g
                 for leaf, g in zip(self.op.outputs, cotangents, strict=True)
             ]  # fmt: skip
-            given = [*saved, *(None if g is None else plain(g) for g in whole), *of_states]
+            given = [*saved, *(None if g is None else plain(g) for g in whole)]
             found = self.backward.gradients(
                 needed, given, lambda: self.backward_list(needed, given), falls_back=True
             )
@@ -273,10 +272,9 @@ class Windows:
     def backward_list(
         self, needed: Sequence[bool], given: Sequence[MaybeTensor]
     ) -> BackwardList | None:
-        """given: leaves, offsets, what else is saved; then the cotangents of the outputs, and None
-        for each of the states between tiles."""
+        """given: leaves, offsets, what else is saved; then the cotangents of the outputs."""
         op, commands = self.op, commands_on(given, self.spec.device)
-        adjoint, first = self.made_of.adjoint, len(self.reads) + len(self.saved_results)
+        adjoint, first = self.made_of.adjoint, len(given) - len(op.outputs)
         further = range(len(self.reads), first)  # the outputs, or the states between tiles
         seeds = [
             self.placed(commands, first + k, leaf)
