@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
+import gpu_processes
 import pytest
 from repository import ROOT
 
@@ -78,3 +79,22 @@ def test_a_hash_changes_with_content_names_and_modes(
     assert gpu_row.tree_hash(folder) == "8917ce3833750c0f424a16966ef3391aafe880c1"
     (folder / "a").chmod(0o755)
     assert gpu_row.tree_hash(folder) != "8917ce3833750c0f424a16966ef3391aafe880c1"
+
+
+def test_parts_of_the_tests_are_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test is in exactly one of the parts that `tests:K/N` picks; without K/N all run."""
+    names = [f"tests/test_a.py::test_b[{k}]" for k in range(100)]
+
+    def picked(part: str) -> list[str]:
+        monkeypatch.setenv("TESTS_PART", part)
+        items = [SimpleNamespace(nodeid=name) for name in names]
+        gone: list[SimpleNamespace] = []
+        hook = SimpleNamespace(pytest_deselected=lambda items: gone.extend(items))
+        gpu_processes.pytest_collection_modifyitems(SimpleNamespace(hook=hook), items)  # type: ignore
+        assert len(items) + len(gone) == len(names)
+        return [item.nodeid for item in items]
+
+    parts = [picked(f"{k}/3") for k in (1, 2, 3)]
+    assert sorted(name for part in parts for name in part) == sorted(names)
+    assert min(map(len, parts)) > 20
+    assert picked("") == names
