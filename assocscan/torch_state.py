@@ -36,6 +36,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def loadable(result: type[R]) -> type[R]:
+    """Decorator for a named tuple of tensors: `torch.load` may make it, which by default makes only
+    what is known to run nothing (`weights_only=True`)."""
+    torch.serialization.add_safe_globals([result])
+    return result
+
+
 def needs_dispatcher() -> bool:
     """Whether tensors may not be what they seem, or somebody records what is done to them."""
     return (

@@ -22,12 +22,14 @@ from ..monoids.leaf_checks import check_axis, check_tensor, require_tensor
 from ..monoids.monoid import Monoid
 from ..program.dtypes import SCALAR_DTYPES
 from ..runtime.native import runner
+from ..torch_state import loadable
 from .argument_errors import named_scan
 from .initial_values import initialised
 from .operands import check_axis_of_number, for_dtype
 from .packing.resets import aligned_reset, refuse_offsets
 
 
+@loadable
 @takes_parts
 class CumulativeExtremum(NamedTuple):
     """What `cummax` and `cummin` return."""

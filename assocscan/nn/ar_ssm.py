@@ -19,6 +19,7 @@ from ..monoids.call_errors import checked_methods
 from ..monoids.monoid import Monoid
 from ..runtime import backends as engines
 from ..torch_private import without_transforms
+from ..torch_state import loadable
 from .causal_conv import CausalConv
 from .states import (
     checked_sequences,
@@ -53,6 +54,7 @@ _COMPENSATED = Monoid(
 )
 
 
+@loadable
 class SemiseparableState(NamedTuple):
     """What one part of a sequence leaves to the next: the band's last inputs and the sum s."""
 

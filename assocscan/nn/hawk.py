@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor, nn
 
 from ..monoids.call_errors import checked_methods
+from ..torch_state import loadable
 from .causal_conv import CausalConv
 from .norm_linear_gelu import NormLinearGELU
 from .over_ranks import headers_of, layer_over_ranks
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@loadable
 class HawkState(NamedTuple):
     """What one part of a sequence leaves to the next: the convolution's and the RG-LRU's states."""
 

@@ -15,6 +15,7 @@ from ..api.flags_and_backends import flag
 from ..errors import ScanValueError
 from ..functional.selective_scan import NAMES, scan_by, scan_channels
 from ..monoids.call_errors import checked_methods
+from ..torch_state import loadable
 from .causal_conv import convolved, halos
 from .over_ranks import layer_over_ranks
 from .rglru import inverse_softplus
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 MIN_STEP, MAX_STEP, STEP_FLOOR = 1e-3, 1e-1, 1e-4  # of Δ at the start, as in the published code
 
 
+@loadable
 class MambaState(NamedTuple):
     """What one part of a sequence leaves to the next: the convolution's and the scan's states."""
 

@@ -26,6 +26,7 @@ from ...monoids.combinators import with_lower
 from ...monoids.monoid import Monoid
 from ...ops.normalised_paths import Paths, element, log_paths, max_paths, whole
 from ...ops.semiring import log_sum
+from ...torch_state import loadable
 from ..argument_errors import check_floats, check_mask, named_scan
 from ..operands import carry_dtype, checked_offsets, expanded_elements
 from .many_states import can_run_here, filtered, has_many_states
@@ -34,6 +35,7 @@ from .path_of_many_states import maps_back, path_of_many
 __all__ = ["HMMResult", "ViterbiResult", "hmm_filter", "viterbi"]
 
 
+@loadable
 @takes_parts
 class HMMResult(NamedTuple):
     """What `hmm_filter` returns: log_probability [..., T, K] and log_evidence [...]."""
@@ -42,6 +44,7 @@ class HMMResult(NamedTuple):
     log_evidence: Tensor
 
 
+@loadable
 @takes_parts
 class ViterbiResult(NamedTuple):
     """What `viterbi` returns: path [..., T] (int64) and the logarithm of its probability [...]."""

@@ -24,6 +24,7 @@ from ...engines.base.shifted_leaves import carry_shape, edge_mask, previous_stat
 from ...monoids.monoid import Monoid
 from ...ops.normalised_paths import Paths, element, log_paths, whole
 from ...ops.semiring import log_sum
+from ...torch_state import loadable
 from ..argument_errors import named_scan
 from .filter_and_viterbi import (
     FORWARD,
@@ -40,6 +41,7 @@ from .many_states import smoothed_many
 __all__ = ["HMMPosterior", "hmm_smoother"]
 
 
+@loadable
 @takes_parts
 class HMMPosterior(NamedTuple):
     """What `hmm_smoother` returns with `pairs`: log_probability [..., T, K] and log_pairs

@@ -19,7 +19,7 @@ from ...api.tensor_subclasses import overridable, takes_parts
 from ...engines.base.shifted_leaves import carry_shape, edge_mask, previous_state
 from ...errors import ScanTypeError, ScanValueError
 from ...monoids.call_errors import checked_call
-from ...torch_state import in_own_dtype
+from ...torch_state import in_own_dtype, loadable
 from ..argument_errors import check_floats, check_mask, named_reduce, named_scan
 from ..operands import checked_offsets, expanded_elements, wide_on_cpus
 from .elements import (
@@ -38,6 +38,7 @@ from .square_root import about_roots
 __all__ = ["KalmanResult", "kalman_filter"]
 
 
+@loadable
 @takes_parts
 class KalmanResult(NamedTuple):
     """What `kalman_filter` returns: mean [..., T, n], covariance [..., T, n, n], and
@@ -102,7 +103,8 @@ def kalman_filter(
     Q: [n, n], the covariance of the noise on the way from x[t−1] to x[t]. Q[0] is not read.
     R: [m, m], the covariance of the noise of y[t].
     mean, covariance: [n] and [n, n], or [..., n] and [..., n, n]: the distribution of x[0] before
-        y[0] is seen (a1 and P1 of Durbin and Koopman).
+        y[0] is seen (a1 and P1 of Durbin and Koopman). To go on with later observations: F m and
+        F P Fᵀ + Q of the last m and P.
     controls: [..., T, k], known inputs. controls[t] acts on the way from x[t−1] to x[t], as F[t]
         does; controls[0] is not read. Inputs that add D u[t] to y[t]: pass y − D u.
     B: [n, k], what controls do to the state; given with `controls`.
@@ -126,12 +128,13 @@ def kalman_filter(
     gradients of Q, R and covariance, which are symmetric, only G + Gᵀ has a meaning: make them of
     parameters, as L @ L.mT.
 
-    Numbers: R may be 0 or singular (exact observations, ARMA models) if H P Hᵀ + R is invertible
-    for the P that the noise Q alone makes in n steps from P = 0. Otherwise results are NaN, in
-    early steps too, also where a wide `covariance` lets a loop through its first steps. CPUs
-    compute float32 filters in float64, and errors are at most a loop's. On GPUs float32 is computed
-    in float32: where observations are far more precise than what was known before (small R; after
-    gaps, at an unknown start), pass float64, or up to all digits are lost.
+    Numbers: R may be 0 or singular (exact observations, ARMA models) if the noise Q makes what is
+    observed uncertain: H P Hᵀ + R is invertible, P being the covariance that n steps of Q make of a
+    state that was known exactly. Otherwise results are NaN, in early steps too, also where a wide
+    `covariance` lets a loop through its first steps. CPUs compute float32 filters in float64, and
+    errors are at most a loop's. On GPUs float32 is computed in float32: where observations are far
+    more precise than what was known before (small R; after gaps, at an unknown start), pass
+    float64, or up to all digits are lost.
 
     With `square_root`, covariances are exactly symmetric, and positive semidefinite but for the
     rounding of their entries, also where the greatest variance is 10⁸ times the least. Factors are

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...api.tensor_subclasses import overridable, takes_parts
 from ...errors import ScanTypeError, ScanValueError
 from ...monoids.leaf_checks import check_axis, check_tensor
+from ...torch_state import loadable
 from ...wording import shown
 from ..argument_errors import check_devices, named_scan
 from ..operands import checked_offsets, for_dtype
@@ -30,6 +31,7 @@ from .episodes import (
 __all__ = ["VTraceResult", "vtrace"]
 
 
+@loadable
 @takes_parts
 class VTraceResult(NamedTuple):
     """What `vtrace` returns: targets of the values, and advantages of the actions."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...monoids.call_errors import checked_methods
+from ...torch_state import loadable
 from ..over_ranks import layer_over_ranks
 from ..states import require_sizes
 from .layer import Cell, Tensors, drawn_weights, headers_of_turns, position, sequences
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 FORGET_BIAS = 1.0  # so that cells keep what they hold before they have learnt what to forget
 
 
+@loadable
 class LSTMState(NamedTuple):
     """What one part of a sequence leaves to the next: the output h and the cell c."""
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...monoids.call_errors import checked_methods
+from ...torch_state import loadable
 from ..over_ranks import layer_over_ranks
 from ..states import require_sizes
 from .layer import Cell, Tensors, drawn_weights, headers_of_turns, position, sequences
@@ -22,6 +23,7 @@ NOTHING = -1e30
 FORGET_BIASES = (3.0, 6.0)
 
 
+@loadable
 class SLSTMState(NamedTuple):
     """What one part of a sequence leaves to the next: h, c, n and m of `DiagonalSLSTM`."""
 
