@@ -357,10 +357,11 @@ def monoid(fn: Any = None, **options: Any) -> Any:
     lift, lower: fused maps before and after the scan: lift(*xs) (lift(xs) where xs is not a tuple
         or list) makes a state of the inputs at t; lower(state) makes the output, or lower(state,
         xs) if it requires two positional arguments.
-    adjoint: (M, element), a hand-written derivative: a monoid M and a function. The gradient of the
-        loss in y[t], through all later outputs too, is associative_scan(M, e, reverse=True)[t],
-        where e[t] = element(y[t], x[t+1], g[t]) and g[t] is the gradient in y[t] with the later
-        outputs held.
+    adjoint: (M, element), a hand-written derivative: a monoid M and a function element(h, e, g). It
+        gets the state h[t] before any lower, the lifted input e[t+1], and g[t], the gradient of the
+        loss in h[t] through the output at t alone. The scan of what it returns, by M from the end,
+        after the lower of M, must be the gradient in h[t] through all outputs. After the last step
+        e[0] stands for the e that is missing; results must not depend on it.
 
     Numbers that the functions see (closures, globals, attributes, entries) are read at every call;
     a new value is traced and compiled anew. Tensors are refused: pass them as leaves of xs.

@@ -103,18 +103,20 @@ def nonlinear_recurrence(
     reset: a bool mask of the steps that start afresh: there h[t] = step(init, x[t]). It has the
         sizes of xs up to the axis, [B, L] for [B, L, D], or else a shape that broadcasts to that of
         xs, [L, 1] for example. Not together with offsets.
-    offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along the axis. init may
-        have a leading S; the last h has one.
+    offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along the axis. The last h
+        has a leading S. init has one, or is the same for all sequences, which is meant where both
+        fit.
     method: "loop" walks along the axis, one chain beside the other. "newton" solves windows of the
-        axis by Newton's method, and walks along a window where that does not converge; where the
-        step is a sum of h times a factor and of what does not depend on h, one iteration is the
-        result. It pays on GPUs for few channels and long axes: one CUDA kernel where a state is up
-        to 4 float32 numbers and nothing is packed, else a launch for each iteration, for which the
-        host waits. "auto" takes that kernel for long axes of few channels, until the states meet up
-        to roundings, and elsewhere the loop. `explain_recurrence` tells what ran.
+        axis by Newton's method, and walks along a window where that does not converge; of a step
+        that is affine in h, one iteration gives the result. It pays on GPUs for few channels and
+        long axes: one CUDA kernel where a state is up to 4 float32 numbers and nothing is packed,
+        else a launch for each iteration, for which the host waits. "auto" takes that kernel for
+        long axes of few channels, until the states meet up to roundings, and elsewhere the loop.
+        `explain_recurrence` tells what ran.
     tolerance: on |h[t] − step(h[t−1], x[t])| / (1 + |h[t]|); of "newton" by default the square root
-        of the precision of the coarsest dtype of h. The kernel stops when that has been reached
-        three times, or when states meet up to roundings; elsewhere one more iteration follows.
+        of the precision of the coarsest dtype of h. The CUDA kernel stops after three iterations
+        within it, or when states meet up to roundings; other engines take one more iteration after
+        the first within it.
     max_iterations: of "newton" in a window, by default 24.
 
     Returns h at every step, or what lower makes of it, or (that, the last h). The dtype is the one
