@@ -170,7 +170,11 @@ class AdaptiveRankSemiseparable(nn.Module):
     def step(
         self, x: Tensor, state: SemiseparableState | None = None
     ) -> tuple[Tensor, SemiseparableState]:
-        """(y, state) for one position x [B, features], by torch operations."""
+        """(y, state) for one position x [B, features], by torch operations.
+
+        A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
+        beside an x of S rows.
+        """
         require_input(x, self.output.out_features, False, weight_of(self.U))
         before = (None, None) if state is None else state
         require_pair(before, "(conv, total)", 'as diagnostics["state"]')

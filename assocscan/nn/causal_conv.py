@@ -72,7 +72,11 @@ class CausalConv(nn.Module):
         return convolved(x, weight, self.bias, state, reverse, group, offsets)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(y, state) for one position x [B, channels]."""
+        """(y, state) for one position x [B, channels].
+
+        A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
+        beside an x of S rows.
+        """
         require_input(x, self.weight.shape[0], False, self.weight)
         y, state = self(x[:, None], state)
         return y[:, 0], state

@@ -86,7 +86,11 @@ class Hawk(nn.Module):
         return self.output(self.gate(x) * h), HawkState(conv, recurrence)
 
     def step(self, x: Tensor, state: HawkState | None = None) -> tuple[Tensor, HawkState]:
-        """(y, state) for one position x [B, features]."""
+        """(y, state) for one position x [B, features].
+
+        A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
+        beside an x of S rows.
+        """
         require_input(x, self.input.in_features, False, weight_of(self.input))
         before = (None, None) if state is None else state
         require_pair(before, "(conv, recurrence)")

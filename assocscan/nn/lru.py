@@ -100,7 +100,11 @@ class LRU(nn.Module):
         return self.read(h, x), last
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(y, state) for one position x [B, features]."""
+        """(y, state) for one position x [B, features].
+
+        A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
+        beside an x of S rows.
+        """
         require_input(x, self.D.shape[0], False)
         require_carry(state, (x.shape[0], self.nu.shape[0]), "[B, states]", x)
         h = self.drive(x)

@@ -137,7 +137,11 @@ class Mamba(nn.Module):
         return self.out_proj(y), MambaState(conv, scan)
 
     def step(self, x: Tensor, state: MambaState | None = None) -> tuple[Tensor, MambaState]:
-        """(y, state) for one position x [B, features], by torch operations."""
+        """(y, state) for one position x [B, features], by torch operations.
+
+        A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
+        beside an x of S rows.
+        """
         require_input(x, self.in_proj.in_features, False, weight_of(self.in_proj))
         before = self.entering(x, state)
         u, z, conv = self.branches(x[:, None], before[0], False)

@@ -116,7 +116,11 @@ class MatrixLRU(nn.Module):
         return self.output(h.flatten(-2)), last
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(y, state) for one position x [B, features], by torch operations."""
+        """(y, state) for one position x [B, features], by torch operations.
+
+        A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
+        beside an x of S rows.
+        """
         require_input(x, self.output.out_features, False, weight_of(self.transition))
         require_state(state, (x.shape[0], self.heads, self.size), "[B, heads, size]", x)
         A, b = self.elements(x)

@@ -179,7 +179,11 @@ class RGLRU(nn.Module):
         return rglru(*given, group=group, offsets=offsets)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(h, state) for one position x [B, width], by torch operations."""
+        """(h, state) for one position x [B, width], by torch operations.
+
+        A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
+        beside an x of S rows.
+        """
         require_input(x, self.decay.shape[0], False, self.gates.weight)
         require_state(state, (x.shape[0], x.shape[-1]), "[B, width]", x)
         wide = torch.promote_types(x.dtype, torch.float32)

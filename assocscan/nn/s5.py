@@ -115,7 +115,11 @@ class S5(nn.Module):
         return self.read(h, x), last
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(y, state) for one position x [B, features]."""
+        """(y, state) for one position x [B, features].
+
+        A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
+        beside an x of S rows.
+        """
         require_input(x, self.D.shape[0], False)
         require_carry(state, (x.shape[0], self.decay.shape[0]), "[B, states / 2]", x)
         decay, scale = self.discretised()

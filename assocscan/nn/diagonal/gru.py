@@ -92,5 +92,9 @@ class DiagonalGRU(nn.Module):
         return sequences(self, CELL, x, state, reverse, group, offsets)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(h, state) for one position x [B, features], by torch operations."""
+        """(h, state) for one position x [B, features], by torch operations.
+
+        A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
+        beside an x of S rows.
+        """
         return position(self, CELL, x, state)

@@ -105,6 +105,10 @@ class DiagonalLSTM(nn.Module):
         return h, LSTMState(*last)
 
     def step(self, x: Tensor, state: LSTMState | None = None) -> tuple[Tensor, LSTMState]:
-        """(h, state) for one position x [B, features], by torch operations."""
+        """(h, state) for one position x [B, features], by torch operations.
+
+        A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
+        beside an x of S rows.
+        """
         h, last = position(self, CELL, x, state)
         return h, LSTMState(*last)

@@ -121,6 +121,10 @@ class DiagonalSLSTM(nn.Module):
         return h, SLSTMState(*last)
 
     def step(self, x: Tensor, state: SLSTMState | None = None) -> tuple[Tensor, SLSTMState]:
-        """(h, state) for one position x [B, features], by torch operations."""
+        """(h, state) for one position x [B, features], by torch operations.
+
+        A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
+        beside an x of S rows.
+        """
         h, last = position(self, CELL, x, state)
         return h, SLSTMState(*last)
