@@ -29,7 +29,8 @@ def ema(left: Triple, right: Triple) -> Triple:
     Inputs: (x, d), real floats: the value and the decay. A constant decay is a tensor that is
         expanded along the axis, which costs no memory. d[0] is not used.
     Element: (d, w, s): the product of the decays, the sum of the weights, and the weighted sum.
-    Outputs: m = s / w; NaN where there is no element yet.
+    Outputs: m = s / w; NaN where there is no element yet, and from a NaN or infinite x on. For gaps
+        take `ewm_mean(x, 1 - d)`.
     Identity: (1, 0, 0).
     Cost: 6 flops; reads x and d, writes one number.
 

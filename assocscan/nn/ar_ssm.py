@@ -61,6 +61,10 @@ class SemiseparableState(NamedTuple):
     conv: Tensor  # [B, conv_width − 1, features], with a leading S for packed sequences
     total: Tensor  # [B, rank], the same; float32 where the keys have 16 bits
 
+    def detach(self) -> SemiseparableState:
+        """The state without its graph: gradients end there."""
+        return SemiseparableState(*(t.detach() for t in self))
+
 
 @checked_methods
 class AdaptiveRankSemiseparable(nn.Module):

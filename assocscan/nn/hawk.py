@@ -25,6 +25,10 @@ class HawkState(NamedTuple):
     conv: Tensor  # [B, conv_width − 1, width], with a leading S for packed sequences
     recurrence: Tensor  # [B, width], the same
 
+    def detach(self) -> HawkState:
+        """The state without its graph: gradients end there."""
+        return HawkState(*(t.detach() for t in self))
+
 
 @layer_over_ranks(lambda layer: headers_of(layer.conv) + headers_of(layer.recurrence))
 @checked_methods

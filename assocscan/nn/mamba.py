@@ -42,6 +42,10 @@ class MambaState(NamedTuple):
     conv: Tensor  # [B, conv_width − 1, width], with a leading S for packed sequences
     scan: Tensor  # [B, width, states], the same
 
+    def detach(self) -> MambaState:
+        """The state without its graph: gradients end there."""
+        return MambaState(*(t.detach() for t in self))
+
 
 @layer_over_ranks(lambda layer: halos(layer.conv1d.weight.shape[2]) + 1)
 @checked_methods

@@ -50,6 +50,14 @@ def test_a_result_is_loaded_as_it_was_saved(name: str) -> None:
     assert same(torch.load(file), made)
 
 
+@pytest.mark.parametrize("layer", ["DiagonalLSTM", "DiagonalSLSTM", "Hawk", "Mamba"])
+def test_states_are_detached_as_tensors_are(layer: str) -> None:
+    state = MADE[layer]()
+    assert any(t.requires_grad for t in state)
+    detached = state.detach()
+    assert same(detached, state) and not any(t.requires_grad for t in detached)
+
+
 def test_in_a_process_that_has_made_no_state(tmp_path: Path) -> None:
     state = nn.DiagonalLSTM(8)(X)[1]
     torch.save(state, tmp_path / "state.pt")

@@ -84,8 +84,8 @@ def hmm_filter(
     may be.)
 
     initial: [K] or [..., K]. initial[i] = log p(z[0] = i), before y[0] is seen.
-    transition: [K, K], or [T, K, K] where it changes in time, or [..., T, K, K] where it also
-        differs between series ([..., 1, K, K] where only that). transition[t][i, j] =
+    transition: [K, K]; [T, K, K] where it changes in time; [..., 1, K, K] where it differs between
+        series; [..., T, K, K] for both. [B, K, K] is read as [T, K, K]. transition[t][i, j] =
         log p(z[t] = j | z[t−1] = i): rows are the state before, and transition[t] leads to step t.
         transition[0] is not read.
     likelihood: [..., T, K]. likelihood[t, j] = log p(y[t] | z[t] = j).
@@ -174,7 +174,8 @@ def viterbi(
     above 0:
 
     initial: [K] or [..., K], log p(z[0] = i).
-    transition: [K, K], [T, K, K], or either with leading dimensions. transition[t][i, j] =
+    transition: [K, K]; [T, K, K] where it changes in time; [..., 1, K, K] where it differs between
+        series; [..., T, K, K] for both. [B, K, K] is read as [T, K, K]. transition[t][i, j] =
         log p(z[t] = j | z[t−1] = i); transition[0] is not read.
     likelihood: [..., T, K], log p(y[t] | z[t] = j).
     observed: bool [T] or [..., T]; y[t] counts where it is True. The path goes on through the other

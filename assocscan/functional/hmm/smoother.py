@@ -123,7 +123,8 @@ def hmm_smoother(
     above 0:
 
     initial: [K] or [..., K], log p(z[0] = i).
-    transition: [K, K], [T, K, K], or either with leading dimensions. transition[t][i, j] =
+    transition: [K, K]; [T, K, K] where it changes in time; [..., 1, K, K] where it differs between
+        series; [..., T, K, K] for both. [B, K, K] is read as [T, K, K]. transition[t][i, j] =
         log p(z[t] = j | z[t−1] = i); transition[0] is not read.
     likelihood: [..., T, K], log p(y[t] | z[t] = j).
     pairs: whether to return the probabilities of neighbouring states too.

@@ -116,8 +116,8 @@ def kalman_filter(
         [S, ..., n], covariance [S, ..., n, n], or both without S if all begin alike; F, Q and
         controls of the first step of each sequence are not read.
 
-    F, H, Q, R and B may change in time, as [T, n, n] for instance, and have leading dimensions that
-    broadcast to those of y. Returns, in the dtype of y:
+    F, H, Q, R and B may change in time, F as [T, n, n]; differ between series, F as [..., 1, n, n];
+    or both, F as [..., T, n, n]. [B, n, n] is read as [T, n, n]. Returns, in the dtype of y:
 
     mean: [..., T, n], of x[t] given y[0], …, y[t].
     covariance: [..., T, n, n], of the same.

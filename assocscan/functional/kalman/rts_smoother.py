@@ -56,9 +56,9 @@ def rts_smoother(
     All tensors have one dtype, float32 or float64, for T ≥ 1 steps and n states:
 
     mean, covariance: [..., T, n] and [..., T, n, n], as `kalman_filter` returned them.
-    F, Q: [n, n], or [T, n, n] where they change in time, or either with leading dimensions, as
-        `kalman_filter` was given them: F[t] and Q[t] lead from x[t−1] to x[t], F[0] and Q[0] are
-        not read.
+    F, Q: as `kalman_filter` was given them: [n, n]; [T, n, n] where they change in time;
+        [..., 1, n, n] where they differ between series; [..., T, n, n] for both. [B, n, n] is read
+        as [T, n, n]. F[t] and Q[t] lead from x[t−1] to x[t]; F[0] and Q[0] are not read.
     controls, B: [..., T, k] and [n, k], where the filter was given them.
     offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along T, where the filter
         was given them.

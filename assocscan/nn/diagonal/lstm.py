@@ -26,6 +26,10 @@ class LSTMState(NamedTuple):
     hidden: Tensor  # [B, width], with a leading S for packed sequences
     cell: Tensor  # the same
 
+    def detach(self) -> LSTMState:
+        """The state without its graph: gradients end there."""
+        return LSTMState(*(t.detach() for t in self))
+
 
 def lstm_step(state: Tensors, gates: Tensors, weights: Tensors) -> Tensors:
     """(h, c)[t] of one channel; in the dtype of the gates."""

@@ -32,6 +32,10 @@ class SLSTMState(NamedTuple):
     normaliser: Tensor
     stabiliser: Tensor
 
+    def detach(self) -> SLSTMState:
+        """The state without its graph: gradients end there."""
+        return SLSTMState(*(t.detach() for t in self))
+
 
 def slstm_step(state: Tensors, gates: Tensors, weights: Tensors) -> Tensors:
     """(h, c, n, m)[t] of one channel; in the dtype of the gates, and m, which is a logarithm and
