@@ -60,7 +60,7 @@ def matrix_recurrence(
     reverse: h[t] = A[t] @ h[t+1] + b[t], from the end.
     return_final: True: also return the last h; "only": it alone.
     offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along the axis; init is
-        then [S, ..., d], or without S if all begin alike.
+        then [S, ..., d], or without S if all begin alike, which is meant where both fit.
 
     Returns h in the shape of b, and the last h in that shape without the axis, with a leading S if
     there are `offsets`. A block-diagonal A of n blocks is A [..., n, d, d] with b [..., n, d]: its

@@ -55,8 +55,9 @@ def lfilter(
     return_final: also return the state after the last step, which is the `zi` of a next chunk. It
         has K last, too: scipy's is state.movedim(-1, axis). scipy returns a state wherever `zi` is
         given; here it is asked for.
-    offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along the axis; zi and the
-        last state then have a leading S.
+    offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along the axis; the last
+        state then has a leading S, and zi too unless it is the same for all, which is meant where
+        both fit.
 
     Returns y in the shape and dtype of x, or (y, last state), the latter in the full shape of `zi`
     and float32 for 16-bit filters. Differentiable in all of them.

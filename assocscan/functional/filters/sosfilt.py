@@ -57,8 +57,9 @@ def sosfilt(
         gives wrong values.
     return_final: also return the states after the last step, the `zi` of a next chunk; 2 is last
         there, too.
-    offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along the axis; zi and the
-        last states then have a leading S.
+    offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along the axis; the last
+        states then have a leading S, and zi too unless it is the same for all, which is meant where
+        both fit.
 
     Returns y in the shape and dtype of x, or (y, last states), the latter in the full shape of `zi`
     and float32 for 16-bit filters. Differentiable in all of them. 16-bit filters are computed in

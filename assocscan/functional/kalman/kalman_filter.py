@@ -113,8 +113,8 @@ def kalman_filter(
         observed makes means NaN from its step on; without it NaN means "not observed".
     square_root: compute covariances as products of factors (see "Numbers").
     offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along T. mean is then
-        [S, ..., n], covariance [S, ..., n, n], or both without S if all begin alike; F, Q and
-        controls of the first step of each sequence are not read.
+        [S, ..., n], covariance [S, ..., n, n], or both without S if all begin alike, which is meant
+        where both fit; F, Q and controls of the first step of each sequence are not read.
 
     F, H, Q, R and B may change in time, F as [T, n, n]; differ between series, F as [..., 1, n, n];
     or both, F as [..., T, n, n]. [B, n, n] is read as [T, n, n]. Returns, in the dtype of y:

@@ -87,7 +87,8 @@ def nonlinear_recurrence(
         by `lower`. It is traced once and becomes one kernel; so does its derivative. What it
         captures must be numbers: tensors are passed in params.
     xs: a pytree of dense tensors with as many dimensions each, of the same size along `axis`; the
-        other dimensions, which are the batch, broadcast. A step without inputs takes zeros.
+        other dimensions, which are the batch, broadcast. Neither init nor params widen the batch: a
+        step without inputs takes zeros of the whole shape, [L, B, D] for an init [B, D] and axis 0.
     init: a pytree of tensors or numbers that broadcast to the shape of the batch without the axis,
         [B, D] for [B, L, D]: each of its B × D elements is a chain of states of its own. A state of
         several numbers is a tuple of such tensors, at most 8; a complex one counts twice. A float

@@ -85,7 +85,7 @@ def vtrace(
     next_values: in the shape of the rewards; read only where truncated is True.
     clip_rho, clip_c: numbers; infinity clips nothing.
     offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along the axis; bootstrap
-        then has a leading S.
+        then has a leading S, or is that of all sequences alike, which is meant where both fit.
 
     Tensors of other shapes broadcast to these. `done` and `truncated` are as in
     `discounted_returns`. A step that is both counts as truncated: where a time limit may fall on a
