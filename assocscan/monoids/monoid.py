@@ -221,8 +221,12 @@ class Monoid:
         """The code generated for `target`: "triton", "cuda" or "cpp".
 
         `like` gives example leaves of xs; by default the identity's structure, with its tensors'
-        shapes, and float32, int64 or bool after the types of its Python numbers. Raises TypeError
-        where `like` is needed and BackendError where the target cannot express the operator.
+        shapes, and float32, int64 or bool after the types of its Python numbers, or with a `lift` a
+        number for each of its parameters. It is needed where these do not tell the leaves: with no
+        identity, with one that is a function, or with a `lift` of vectors, matrices or dicts.
+
+        Raises TypeError where `like` is needed and BackendError where the target cannot express the
+        operator.
 
         >>> from assocscan import ops
         >>> "combine" in ops.affine.source("cpp")

@@ -105,8 +105,8 @@ def kalman_filter(
     mean, covariance: [n] and [n, n], or [..., n] and [..., n, n]: the distribution of x[0] before
         y[0] is seen (a1 and P1 of Durbin and Koopman). To go on with later observations: F m and
         F P Fᵀ + Q of the last m and P.
-    controls: [..., T, k], known inputs. controls[t] acts on the way from x[t−1] to x[t], as F[t]
-        does; controls[0] is not read. Inputs that add D u[t] to y[t]: pass y − D u.
+    controls: [T, k], or [..., T, k] as y, known inputs. controls[t] acts on the way from x[t−1] to
+        x[t], as F[t] does; controls[0] is not read. Inputs that add D u[t] to y[t]: pass y − D u.
     B: [n, k], what controls do to the state; given with `controls`.
     observed: bool, [..., T] as y without its last dimension, for whole rows, or else a shape that
         broadcasts to y. False: not observed, whatever y holds there. With it a NaN of y that was
@@ -114,7 +114,8 @@ def kalman_filter(
     square_root: compute covariances as products of factors (see "Numbers").
     offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along T. mean is then
         [S, ..., n], covariance [S, ..., n, n], or both without S if all begin alike, which is meant
-        where both fit; F, Q and controls of the first step of each sequence are not read.
+        where both fit; F, Q and controls of the first step of each sequence are not read. Models
+        that differ between sequences are passed for every step, as [T, n, n].
 
     F, H, Q, R and B may change in time, F as [T, n, n]; differ between series, F as [..., 1, n, n];
     or both, F as [..., T, n, n]. [B, n, n] is read as [T, n, n]. Returns, in the dtype of y:

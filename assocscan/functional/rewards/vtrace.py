@@ -79,7 +79,8 @@ def vtrace(
     bootstrap: the value of the state after the last step, and both values[t+1] and targets[t+1]
         there: a tensor in the shape of the rewards without the axis, as [B].
     discount: a number, or a tensor in the shape of the rewards.
-    done: bool, in the shape of the rewards. done[t]: an episode ends with step t.
+    done: bool, in the shape of the rewards. done[t]: an episode ends with step t; the discount is 0
+        there.
     truncated: bool, in the shape of the rewards. truncated[t]: an episode was cut after step t.
         Then next_values[t] is both values[t+1] and targets[t+1].
     next_values: in the shape of the rewards; read only where truncated is True.
