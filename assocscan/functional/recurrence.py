@@ -138,9 +138,9 @@ def linear_recurrence(
     return_final: True: also return the last state; "only": it alone.
     reset: bool, True at the steps with which the recurrence starts afresh: there h[t] = b[t],
         whatever a[t] and the state before are, be they NaN. For b [B, L, D] it is [B, L], [L, 1]
-        for the same steps in all rows, or another shape that broadcasts to b. init enters the first
-        step unless that is marked. With `reverse` the last step of an episode is marked. Not
-        together with offsets.
+        for the same steps in all rows, or another shape that broadcasts to b, as [L, B, 1] to b
+        [L, B, D] where the axis is 0. init enters the first step unless that is marked. With
+        `reverse` the last step of an episode is marked. Not together with offsets.
     offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along the axis. For b
         [B, L, D] the last states are [S, B, D]; init is [S, B, D], or [B, D] for all sequences
         alike (never [S, D], even if S equals B). For b [L, D] the last states are [S, D], and init

@@ -81,8 +81,8 @@ def sources() -> str:
     ]  # fmt: skip
     slower, count = slower_than_mamba()
     faster = (
-        f"mamba_ssm is faster in [{slower} of {count} "
-        "cases](docs/selective_scan.md#where-it-runs). "
+        f"Of [{count} selective scans](docs/selective_scan.md#where-it-runs) that were timed, "
+        f"mamba_ssm is faster in {slower}. "
     )
     dates = {
         runs: f"[{runs.environment['date'][:10]}](docs/benchmarks/{runs.folder.name}/README.md)"
@@ -92,8 +92,7 @@ def sources() -> str:
         f"GPU times are of {dates[GPU]}, with {', '.join(named)}. {faster if count else ''}"
         f"CPU times are of {dates[CPU]}, with torch {version(CPU.environment['torch'])}. "
         "On the CPU `torch.cumsum` adds in float64, so its error is smaller; our "
-        "`cumsum(x, compensated=True)` is [as exact](docs/how/numbers.md#long-sums), but slower "
-        "than the plain one."
+        "`cumsum(x, compensated=True)` is [as exact](docs/how/numbers.md#long-sums), but slower."
     )
     return paragraph(text)
 

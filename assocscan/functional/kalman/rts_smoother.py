@@ -59,7 +59,7 @@ def rts_smoother(
     F, Q: as `kalman_filter` was given them: [n, n]; [T, n, n] where they change in time;
         [..., 1, n, n] where they differ between series; [..., T, n, n] for both. [B, n, n] is read
         as [T, n, n]. F[t] and Q[t] lead from x[t−1] to x[t]; F[0] and Q[0] are not read.
-    controls, B: [..., T, k] and [n, k], where the filter was given them.
+    controls, B: as the filter was given them, where it was, in any of its shapes.
     offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along T, where the filter
         was given them.
 

@@ -103,7 +103,7 @@ def nonlinear_recurrence(
     return_final: also return the last h.
     reset: a bool mask of the steps that start afresh: there h[t] = step(init, x[t]). It has the
         sizes of xs up to the axis, [B, L] for [B, L, D], or else a shape that broadcasts to that of
-        xs, [L, 1] for example. Not together with offsets.
+        xs: [L, 1], or [L, B, 1] for xs [L, B, D] and axis 0. Not together with offsets.
     offsets: int64 or int32 [S + 1], the boundaries of S sequences packed along the axis. The last h
         has a leading S. init has one, or is the same for all sequences, which is meant where both
         fit.
