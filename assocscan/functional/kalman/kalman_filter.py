@@ -150,7 +150,9 @@ def kalman_filter(
         ValueError: shapes do not fit, or one of `controls` and B is missing.
 
     Cost per step: about 20 n³ flops and one inverse each of size n and m in the scan (generated for
-    both up to 4, run eagerly beyond).
+    both up to 4, run eagerly beyond). Gradients are generated up to n = 3. For n = 4 a gradient is
+    run eagerly, with a warning, and takes a hundred times as long (2000 steps on two CPU cores:
+    0.4 s, beside 4 ms for n = 3).
 
     Source: S. Särkkä and Á. F. García-Fernández, "Temporal parallelization of Bayesian smoothers",
     IEEE Transactions on Automatic Control 66(1), 2021; J. Durbin and S. J. Koopman, "Time Series

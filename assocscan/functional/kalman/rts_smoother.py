@@ -82,7 +82,8 @@ def rts_smoother(
         TypeError: an argument is not a tensor of one dtype, float32 or float64.
         ValueError: shapes do not fit, or one of `controls` and B is missing.
 
-    Cost per step: 6n³ flops in the scan, and one solution of a linear system of size n.
+    Cost per step: 6n³ flops in the scan, and one solution of a linear system of size n. Gradients
+    are generated up to n = 3, and run eagerly beyond, with a warning.
 
     Source: as `kalman_filter`; H. E. Rauch, F. Tung, C. T. Striebel, "Maximum likelihood estimates
     of linear dynamic systems", AIAA Journal 3(8), 1965.
