@@ -26,8 +26,9 @@ SLACK = 64.0
 LARGEST = 1e4
 # The end of a message about states that were drawn, not given.
 DRAWN = (
-    "\n(these were drawn; where not all such elements are possible, pass samples=, states with one "
-    "leading dimension, in the structure of the operator's element)"
+    "\n(these were drawn; if the inputs have other dtypes, pass like=, an example of them; where "
+    "not all such elements are possible, pass samples=, states with one leading dimension, in the "
+    "structure of the operator's element)"
 )
 
 

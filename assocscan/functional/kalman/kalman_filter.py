@@ -102,7 +102,7 @@ def kalman_filter(
     H: [m, n]; y[t] is H x[t].
     Q: [n, n], the covariance of the noise on the way from x[t−1] to x[t]. Q[0] is not read.
     R: [m, m], the covariance of the noise of y[t].
-    mean, covariance: [n] and [n, n], or [..., n] and [..., n, n]: the distribution of x[0] before
+    mean, covariance: [n] or [..., n], and [n, n] or [..., n, n]: the distribution of x[0] before
         y[0] is seen (a1 and P1 of Durbin and Koopman). To go on with later observations: F m and
         F P Fᵀ + Q of the last m and P.
     controls: [T, k], or [..., T, k] as y, known inputs. controls[t] acts on the way from x[t−1] to
