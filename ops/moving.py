@@ -1,8 +1,8 @@
 """Exponential moving average and variance.
 
-The weights are w[s] = d[s+1] · … · d[t], the product of the decays after s. For a constant decay d
-= 1 − α these are the weights of pandas' `ewm(adjust=True)`: no weight is given to a start at 0. For
-the form m[t] = d·m[t−1] + (1 − d)·x[t] take `linear_recurrence(d, (1 - d) * x, axis=…)`.
+The weights are w[s] = d[s+1] · … · d[t], the product of the decays after s. With a constant
+d = 1 − α these are the weights of pandas' `ewm(adjust=True)`: no weight is given to a start at 0.
+For the form m[t] = d·m[t−1] + (1 − d)·x[t] take `linear_recurrence(d, (1 - d) * x, axis=…)`.
 
 Source: D. H. D. West, "Updating mean and variance estimates: an improved method", Communications of
 the ACM 22(9), 1979.
@@ -29,8 +29,8 @@ def ema(left: Triple, right: Triple) -> Triple:
     Inputs: (x, d), real floats: the value and the decay. A constant decay is a tensor that is
         expanded along the axis, which costs no memory. d[0] is not used.
     Element: (d, w, s): the product of the decays, the sum of the weights, and the weighted sum.
-    Outputs: m = s / w; NaN where there is no element yet, and from a NaN or infinite x on. For gaps
-        take `ewm_mean(x, 1 - d)`.
+    Outputs: m = s / w; NaN where there is no element yet, and from a NaN in x on. For gaps take
+        `ewm_mean(x, 1 - d)`.
     Identity: (1, 0, 0).
     Cost: 6 flops; reads x and d, writes one number.
 

@@ -29,6 +29,10 @@ def row(hashes: str, result: str = "passed", day: int = 25) -> str:
     return f"| 2026-11-{day} | quick | {result} | a GPU | versions | 9 passed | `{hashes}` |"
 
 
+def part(k: int, n: int) -> str:
+    return row("a b c d e").replace("quick", f"quick, part {k}/{n} of the tests")
+
+
 @pytest.mark.parametrize(
     "rows, passes",
     [
@@ -42,6 +46,9 @@ def row(hashes: str, result: str = "passed", day: int = 25) -> str:
         ([row("a b c")], True),
         ([row("x b c")], False),
         ([], False),
+        ([part(1, 2)], False),
+        ([part(1, 2), part(1, 2), part(2, 3)], False),
+        ([part(1, 2), row("a b x d e"), part(2, 2)], True),
     ],
 )
 def test_a_row_names_the_kernels_of_this_tree(

@@ -31,6 +31,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "DiagonalSLSTM": lambda: nn.DiagonalSLSTM(8)(X)[1],
     "Hawk": lambda: nn.Hawk(8, 2)(X)[1],
     "Mamba": lambda: nn.Mamba(8)(X)[1],
+    "AdaptiveRankSemiseparable": lambda: nn.AdaptiveRankSemiseparable(8)(X)[1]["state"],
 }
 
 
@@ -50,7 +51,7 @@ def test_a_result_is_loaded_as_it_was_saved(name: str) -> None:
     assert same(torch.load(file), made)
 
 
-@pytest.mark.parametrize("layer", ["DiagonalLSTM", "DiagonalSLSTM", "Hawk", "Mamba"])
+@pytest.mark.parametrize("layer", [name for name in MADE if hasattr(nn, name)])
 def test_states_are_detached_as_tensors_are(layer: str) -> None:
     state = MADE[layer]()
     assert any(t.requires_grad for t in state)
