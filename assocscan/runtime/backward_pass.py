@@ -25,6 +25,12 @@ Spec = ScanSpec[Operator]
 Like = tuple[torch.Size, torch.dtype] | None
 
 
+def may_walk(spec: Spec) -> bool:
+    """Whether a backward scan may be a loop, where a scan would carry too much: on CPUs, which walk
+    along the axis anyway. On a GPU a loop of many steps leaves most of it idle."""
+    return spec.device.type == "cpu"
+
+
 class Backward(Generic[T]):
     """A backward pass: `scan` gives the scan to run, `gradients` or `gradient_slots` converts its
     results. T: tensors or slots.
@@ -57,7 +63,9 @@ class Backward(Generic[T]):
         given = tuple([k for k, t in enumerate(self.outputs) if t is not None])
         seeds = tuple([k for k, t in self.finals.items() if t is not None])
         has_init = spec.init is not None
-        self.adjoint: Adjoint = adjoint_of(op, spec.exclusive, has_init, wanted, given, seeds)
+        self.adjoint: Adjoint = adjoint_of(
+            op, spec.exclusive, has_init, wanted, given, seeds, may_walk(spec)
+        )
         self.wants_init = True in needed[n:]
 
     def scan(self) -> tuple[Spec, list[T | None]]:

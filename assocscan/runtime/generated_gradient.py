@@ -34,7 +34,7 @@ from ..torch_state import (
 )
 from . import executable_cache as executables
 from .autograd import apply_here, integers_of, outputs_and_finals
-from .backward_pass import Backward, Like
+from .backward_pass import Backward, Like, may_walk
 from .batched_gradients import vmapped
 from .native import runner
 from .operation_arguments import Dispatch
@@ -270,7 +270,8 @@ def saving_operator(spec: Spec, wanted: Sequence[bool], has_tangents: Sequence[b
 def reads_of(spec: Spec, wanted: Sequence[bool]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The input leaves and the state leaves that the backward scan may read."""
     leaves = tuple([k for k in range(len(spec.operator.inputs)) if wanted[k]])
-    return adjoint_reads(spec.operator, spec.exclusive, spec.init is not None, leaves, spec.final)
+    has_init, walks = spec.init is not None, may_walk(spec)
+    return adjoint_reads(spec.operator, spec.exclusive, has_init, leaves, spec.final, walks)
 
 
 def run_derivative(

@@ -159,7 +159,7 @@ class WindowLaunch:
 
     def described(self, slots: tuple[Slot, ...]) -> Description:
         function, structure = self.function, bytes(8 * len(slots)) + self.tail
-        # No block waits for another, and nothing is told to the host: no workspace and no alarm.
+        # No block waits for another, so that there is no workspace; and nothing raises an alarm.
         return ("cuda", function.function.ptr, function.index, self.grid, function.threads,
                 function.shared_bytes, structure, slots, 0, 0, 0, 0, None)  # fmt: skip
 

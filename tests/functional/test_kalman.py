@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -104,6 +105,35 @@ def test_gradient_of_the_likelihood() -> None:
     want = torch.autograd.grad(filter_loop(y, Model(*again))[2], again)
     for g, w in zip(got, want, strict=True):
         torch.testing.assert_close(g, w, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.slow
+def test_gradients_of_four_states(recwarn: pytest.WarningsRecorder) -> None:
+    """A point that moves in the plane, of which its place is observed: by a generated kernel, in a
+    first and a repeated call."""
+    unit, zero = torch.eye(2, dtype=F64), torch.zeros(2, 2, dtype=F64)
+    noise = torch.randn(40, 4, generator=torch.Generator().manual_seed(0), dtype=F64)
+    F = torch.cat((torch.cat((unit, 0.1 * unit), 1), torch.cat((zero, 0.95 * unit), 1)))
+    H, wide = torch.cat((unit, zero), 1), torch.eye(4, dtype=F64)
+    y = noise.cumsum(0)[:, :2].clone()
+    y[7, 0] = y[8] = NAN
+    model = Model(F, H, 0.1 * wide, 0.5 * unit, noise[0], 2 * wide)
+    for scale in (1.0, 0.5):
+        got, want = (
+            differentiated(run, y, [scale * t for t in model])
+            for run in (kalman_filter, lambda y, *model: filter_loop(y, Model(*model)))
+        )
+        for k, (g, w) in enumerate(zip(got, want, strict=True)):
+            g, w = (t + t.mT if k in (2, 3, 5) else t for t in (g, w))
+            torch.testing.assert_close(g, w, rtol=1e-8, atol=1e-8)
+    assert not recwarn.list
+
+
+def differentiated(run: Any, y: Tensor, model: list[Tensor]) -> tuple[Tensor, ...]:
+    """Of the log-likelihood and a sum of the means, in everything that the model has."""
+    parameters = [t.clone().requires_grad_() for t in model]
+    means, _, likelihood = run(y, *parameters)
+    return torch.autograd.grad(likelihood + means.sin().sum(), parameters)
 
 
 def test_errors() -> None:

@@ -148,6 +148,12 @@ def models() -> dict[str, Case]:
         "hardly observed": (y, growing._replace(H=matrix([1e-3, 1]))),
         "not observed": (y, growing._replace(H=matrix([0, 1]))),
         "a known start": (y, moves._replace(covariance=0 * unit)),
+        **{
+            f"a start of {known}, precise": (y, moves._replace(
+                F=matrix([1, 1], [0, 1]), Q=rank_one(0, 1e4), R=1e-8 * one, covariance=known * unit
+            ))
+            for known in (0.0, 1e-8, 1.0)
+        },
         "one exact, one noisy": (two[0], two[1]._replace(R=exact_and_noisy)),
         "of steps": states(40, 3, 1, 0.0, 1, vary=True),
         "of steps, all exact": states(40, 2, 2, 0.0, vary=True),

@@ -116,7 +116,8 @@ def _fixed_key() -> str:
 def load(source: str, is_short: bool = True, what: str = "a kernel", for_few: bool = False) -> Run:
     """The function `assocscan_run` of this source, compiled unless the cache has it.
 
-    is_short: compile with SHORT; else with LONG, or LONG_FOR_FEW where it is `for_few` elements.
+    is_short: compile with SHORT; else with LONG, or LONG_FOR_FEW where it is `for_few` elements or
+        for an operator so long that LONG takes minutes.
     what: the name of the kernel in messages.
 
     Raises BackendError, with the compiler's messages, if it cannot be compiled.

@@ -39,6 +39,10 @@ Spec = ScanSpec[Operator]
 
 # Up to so many elements a long operator is compiled in a shorter time, to a slower kernel.
 FEW_ELEMENTS = 256
+# So are operators of more operations. GCC 12.2 takes 40 seconds with -O2 for the gradient of a
+# Kalman filter of four states (5500 operations), and over 5 minutes where its rows are lanes; 5 with
+# -O1, and the kernel of one row is as fast.
+VERY_LONG = 4096
 OFFSETS = 6  # the position of the offsets' address in the arguments of `assocscan_run`
 
 
@@ -72,7 +76,7 @@ def prepare(
     check_cost(kernel)
     function = load(
         source(kernel), kernel.is_small, f"a kernel of operator {spec.operator.name!r}",
-        math.prod(spec.batch) <= FEW_ELEMENTS,
+        math.prod(spec.batch) <= FEW_ELEMENTS or kernel.operations > VERY_LONG,
     )  # fmt: skip
 
     commands = CommandList(spec, tensors)

@@ -63,6 +63,9 @@ CHUNKED_LANES = {
     (True, 2): Tile(64, 4, 8, 1, stages=3),
     (True, 3): Tile(32, 16, 4, 4, prefetch=True),
 }
+# Of few lanes and a long axis, one input of 2 bytes, states of two words at most: where three such
+# tiles have room in shared memory.
+FEW_NARROW_LANES = Tile(32, 64, 16, 8, stages=3)
 # Of complex numbers in adjacent lanes.
 COMPLEX_LANES = Tile(16, 4, 8, 2, stages=3)
 # Of a look-back, where a program has one tile: scalars of 4 bytes and more, of fewer, and eight
@@ -233,7 +236,9 @@ def lanes_tile(op: Operator, shape: Shape) -> Tile:
         best = CHUNKED_LANES[kind]
     elif programs(shape, best) < shape.processors // 2:
         best = FEW_LANES[kind]
-        if programs(shape, FEWEST_LANES[kind]) <= shape.processors // 2:
+        if kind == (True, 1) and width(op) <= 2 and has_room(FEW_NARROW_LANES, shape):
+            best, room = FEW_NARROW_LANES, shape.shared - SCAN_BYTES
+        elif programs(shape, FEWEST_LANES[kind]) <= shape.processors // 2:
             best, room = FEWEST_LANES[kind], shape.shared - SCAN_BYTES
     chains = min(power_of_two(shape.chains), best.chains)
     segments, items = best.segments, best.items
@@ -254,6 +259,14 @@ def lanes_tile(op: Operator, shape: Shape) -> Tile:
 def programs(shape: Shape, tile: Tile) -> int:
     """How many programs scan all lanes."""
     return shape.outer * -(-shape.chains // tile.chains)
+
+
+def has_room(tile: Tile, shape: Shape) -> bool:
+    """Whether the stages of this tile have room in the shared memory of a multiprocessor, and the
+    axis is long beside them."""
+    used = tile.stages * tile.chains * tile.steps * shape.read
+    long = shape.length >= 2 * tile.stages * tile.steps
+    return long and shape.chains >= tile.chains and used <= shape.shared - SCAN_BYTES
 
 
 def width(op: Operator) -> int:

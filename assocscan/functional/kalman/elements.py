@@ -11,11 +11,11 @@ of covariance Σ. In products N(−Σ) and N(Σ) cancel: but for rounding, resul
 Fᵀ Hᵀ S⁻¹ y, Fᵀ Hᵀ S⁻¹ H F) with the filter's own K and S. Only S is inverted, as in a loop,
 and products do not grow. The state is then (·, m[t], P[t] − Σ[t], ·, ·).
 
-`nearby` finds Σ by a scan of elements about 0, with some noise added to R. What counts is that
-HΣHᵀ + R is not far below H P Hᵀ + R. A Σ far above P would cost digits of P[t] − Σ[t]: so in a
-model that stays the same, Σ is what few steps make of the noise of n steps, and not the limit,
-which states that are hardly observed reach late or never. In a model that varies in time, Σ varies
-too, and begins with the first covariance of the filter.
+`nearby` finds Σ by a scan of elements about 0, with some noise added to R, that begins with the first
+covariance of the filter. What counts is that HΣHᵀ + R is not far below H P Hᵀ + R. A Σ far above P
+would cost digits of P[t] − Σ[t]. So in a model that stays the same, Σ begins with no more than the
+noise of n steps, however wide the first covariance is, and stays what it is after a few steps: its
+limit is reached late or never by states that are hardly observed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ...ops.elimination import inverse, inverse_and_logdet
 from ..argument_errors import named_scan
 
 State = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-FEW = 4  # Σ of a constant model is that after max(FEW, n) steps; 2 and 8 gave larger errors
+FEW = 4  # Σ of a constant model stays what it is after max(FEW, n) + n steps
 
 
 def observed(y: Tensor, H: Tensor, R: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,57 +153,57 @@ def nearby(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(Σ[t−1], Σ[t]), with leading dimensions that broadcast to those of y: [..., length, n, n].
 
-    F, H, Q, R, covariance: as the caller gave them. If the model stays the same over time, so does
-    Σ, and `covariance` has no part in it. Where the scan finds none (it is NaN), Σ is 0, as in the
-    elements of the paper.
+    F, H, Q, R, covariance: as the caller gave them. Where the scan finds no Σ (it is NaN), Σ is 0,
+    as in the elements of the paper.
     """
     F, H, Q, R, covariance = (t.detach() for t in (F, H, Q, R, covariance))
     leading: tuple[int, ...] = ()
     if not F.dim() == H.dim() == Q.dim() == R.dim() == 2:
         leading = torch.broadcast_shapes(*(t.shape[:-2] for t in (F, H, Q, R)))
     constant, n = len(leading) == 0 or leading[-1] == 1, F.shape[-1]
-    if constant:
-        steps = *leading[:-1], max(FEW, n)
-    else:
-        own = covariance.shape[-2 - batch_dims : -2]  # without the dimension of packed sequences
-        steps = *torch.broadcast_shapes(leading[:-1], own), length
+    own = covariance.shape[-2 - batch_dims : -2]  # without the dimension of packed sequences
+    count = min(length, max(FEW, n) + n) if constant and offsets is None else length
+    steps = *torch.broadcast_shapes(leading[:-1], own), count
     axis = len(steps) - 1
-    sequences = None if constant else offsets
-    first = edge_mask(steps, axis, False, sequences, F.device).expand(steps)
-    # The noise that the last n steps brought: to which that of R is compared, and what a Σ that
-    # stays the same starts from. Of each step its own, so that an infinite or large one reaches
-    # neither earlier steps nor other sequences.
+    first = edge_mask(steps, axis, False, offsets, F.device).expand(steps)
+    # The noise that the last n steps brought, to which that of R is compared. Of each step its own,
+    # so that an infinite or large one reaches neither earlier steps nor other sequences.
     if constant:
         move, noise = (t.squeeze(-3) if t.dim() > 2 else t for t in (F, Q))
         brought = noise
         for _ in range(n - 1):
             brought = noise + move @ brought @ move.mT
         around = brought.unsqueeze(-3)
+        covariance = narrowed(covariance, brought)
     else:
         unread = first[..., None, None]
         move, noise = (torch.where(unread, 0.0, t) for t in (F, Q))
         around = noise
         for _ in range(n - 1):
-            earlier = previous_state(around, None, axis, False, sequences)
+            earlier = previous_state(around, None, axis, False, offsets)
             around = torch.where(unread, 0.0, noise + move @ earlier @ move.mT)
     R = torch.add(R, H @ around @ H.mT, alpha=torch.finfo(R.dtype).eps ** 0.5)
     F, H, Q, R = (t.expand(*steps, *t.shape[-2:]) for t in (F, H, Q, R))
     zero = F.new_zeros(())
     vector, matrix, zeros = zero.expand(n), zero.expand(n, n), zero.expand(F.shape)
     y = zero.expand(*steps, H.shape[-2])
-    if constant:
-        start = brought
-    else:
-        y0, H0, R0 = (at_starts(t, axis, sequences) for t in (y, H, R))
-        start = updated(y0, H0, R0, torch.ones_like(y0) > 0, vector, covariance)[1]
+    y0, H0, R0 = (at_starts(t, axis, offsets) for t in (y, H, R))
+    start = updated(y0, H0, R0, torch.ones_like(y0) > 0, vector, covariance)[1]
     xs = y, first, F, H, Q, R, zeros, zeros
     init = matrix, vector, start, vector, matrix
-    after = named_scan(names, STEP, xs, -1, init=init, offsets=sequences, **engine)[1]
+    after = named_scan(names, STEP, xs, -1, init=init, offsets=offsets, **engine)[1]
     after = ((after + after.mT) / 2).nan_to_num(0.0, 0.0, 0.0)
-    if constant:
-        after = after.narrow(axis, steps[axis] - 1, 1)
-        return after, after
-    return previous_state(after, start, axis, False, sequences), after
+    if count < length:
+        last = after.narrow(axis, count - 1, 1)
+        after = torch.cat((after, last.expand(*steps[:-1], length - count, n, n)), axis)
+    return previous_state(after, start, axis, False, offsets), after
+
+
+def narrowed(covariance: Tensor, noise: Tensor) -> Tensor:
+    """A first covariance with variances of at most those of the noise, and the same correlations."""
+    own, most = (t.diagonal(dim1=-2, dim2=-1) for t in (covariance, noise))
+    factors = torch.where(own > most, (most / own).sqrt(), torch.ones_like(own))
+    return factors.unsqueeze(-1) * covariance * factors.unsqueeze(-2)
 
 
 def apply(matrix: Tensor, vector: Tensor) -> Tensor:

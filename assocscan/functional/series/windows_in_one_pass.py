@@ -250,7 +250,8 @@ class Windows:
         cotangents: Sequence[MaybeTensor],
     ) -> list[MaybeTensor]:
         """The gradient of each tensor."""
-        cotangents = cotangents[: len(self.op.outputs)]
+        count = len(self.op.outputs)
+        cotangents, of_states = cotangents[:count], cotangents[count:]
         seeds = [g for g in cotangents if g is not None]
         tensors = [t for t in saved if t is not None]
         found: list[MaybeTensor] | None = None
@@ -260,7 +261,7 @@ class Windows:
                 if g is None and leaf.dtype.is_floating_point else g
                 for leaf, g in zip(self.op.outputs, cotangents, strict=True)
             ]  # fmt: skip
-            given = [*saved, *(None if g is None else plain(g) for g in whole)]
+            given = [*saved, *(None if g is None else plain(g) for g in whole), *of_states]
             found = self.backward.gradients(
                 needed, given, lambda: self.backward_list(needed, given), falls_back=True
             )
@@ -272,9 +273,10 @@ class Windows:
     def backward_list(
         self, needed: Sequence[bool], given: Sequence[MaybeTensor]
     ) -> BackwardList | None:
-        """given: leaves, offsets, what else is saved; then the cotangents of the outputs."""
+        """given: leaves, offsets, what else is saved; then the cotangents of the outputs, and None
+        for each of the states between tiles."""
         op, commands = self.op, commands_on(given, self.spec.device)
-        adjoint, first = self.made_of.adjoint, len(given) - len(op.outputs)
+        adjoint, first = self.made_of.adjoint, len(self.reads) + len(self.saved_results)
         further = range(len(self.reads), first)  # the outputs, or the states between tiles
         seeds = [
             self.placed(commands, first + k, leaf)
