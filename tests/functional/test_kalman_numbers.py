@@ -6,9 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
-from kalman_loops import Model, filter_loop, innovations_smoother, smoother_loop
+from kalman_loops import (
+    Model,
+    filter_loop,
+    in_long_double,
+    innovations_smoother,
+    smoother_loop,
+)
 from torch import Tensor
 from vector_engines import VECTOR_ENGINES, VectorEngine
 
@@ -149,9 +156,15 @@ def models() -> dict[str, Case]:
         "not observed": (y, growing._replace(H=matrix([0, 1]))),
         "a known start": (y, moves._replace(covariance=0 * unit)),
         **{
-            f"a start of {known}, precise": (y, moves._replace(
-                F=matrix([1, 1], [0, 1]), Q=rank_one(0, 1e4), R=1e-8 * one, covariance=known * unit
-            ))
+            f"a start of {known}, precise": (
+                y,
+                moves._replace(
+                    F=matrix([1, 1], [0, 1]),
+                    Q=rank_one(0, 1e4),
+                    R=1e-8 * one,
+                    covariance=known * unit,
+                ),
+            )
             for known in (0.0, 1e-8, 1.0)
         },
         "one exact, one noisy": (two[0], two[1]._replace(R=exact_and_noisy)),
@@ -383,3 +396,20 @@ def test_the_smoother_of_an_exactly_observed_arma(
     torch.testing.assert_close(mean @ H.mT, series, rtol=0, atol=near)
     # The start is forgotten, and what is known is not smoothed.
     torch.testing.assert_close(mean[50:], found.mean[50:], rtol=0, atol=near)
+
+
+@pytest.mark.parametrize("prior", [1e2, 1e5, 1e8])
+@pytest.mark.parametrize("q, r", [(1e-6, 1e-6), (1e-4, 1.0), (1.0, 1.0)])
+def test_smoother_after_a_wide_start(q: float, r: float, prior: float) -> None:
+    """A trend, in float64, with a first covariance far above all later ones. A loop loses digits of
+    the first steps."""
+    one, unit = torch.ones(1, 1, dtype=F64), torch.eye(2, dtype=F64)
+    y = noise(60, 1).cumsum(0)
+    start = torch.zeros(2, dtype=F64), prior * unit
+    model = Model(matrix([1, 1], [0, 1]), first_of(2), rank_one(0, q**0.5), r * one, *start)
+    exact, loop = in_long_double(y, model), in_long_double(y, model, np.float64)
+    filtered = kalman_filter(y, *model)
+    found = rts_smoother(filtered.mean, filtered.covariance, model.F, model.Q)
+    for one, other, want in zip(found, loop, exact, strict=True):
+        error, usual = (np.abs(np.asarray(t) - want).max(0) for t in (one, other))
+        assert (error <= 10 * usual + 1e-13 * np.abs(want).max(0)).all()

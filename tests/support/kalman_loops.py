@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,3 +83,26 @@ def innovations_smoother(y: Tensor, model: Model) -> tuple[Tensor, Tensor]:
         spread = F.mT @ (H.mT @ S @ H + rest.mT @ spread @ rest) @ F
         after = F.mT @ (rest.mT @ after - H.mT @ S @ (y[t] - H @ before))
     return tuple(torch.stack(part) for part in zip(*smoothed[::-1], strict=True))
+
+
+def in_long_double(y: Tensor, model: Model, dtype: type = np.longdouble) -> tuple[Any, Any]:
+    """The smoother's means and covariances, of a constant model with one number per observation."""
+    F, H, Q, R, m, P = (t.numpy().astype(dtype) for t in model)
+    unit = np.eye(len(m), dtype=dtype)
+    means, covariances = [], []
+    for t, observed in enumerate(y[:, 0].numpy().astype(dtype)):
+        if t:
+            m, P = F @ m, F @ P @ F.T + Q
+        gain = (P @ H.T) / (H @ P @ H.T + R)
+        m, left = m + gain[:, 0] * (observed - (H @ m)[0]), unit - gain @ H
+        P = left @ P @ left.T + gain @ R @ gain.T
+        means.append(m)
+        covariances.append(P)
+    for t in reversed(range(len(means) - 1)):
+        ahead = F @ covariances[t] @ F.T + Q
+        (a, b), (c, d) = ahead  # numpy solves nothing in long double
+        gain = covariances[t] @ F.T @ np.array([[d, -b], [-c, a]]) / (a * d - b * c)
+        change, spread = means[t + 1] - F @ means[t], covariances[t + 1] - ahead
+        means[t] = means[t] + gain @ change
+        covariances[t] = covariances[t] + gain @ spread @ gain.T
+    return np.array(means), np.array(covariances)

@@ -40,8 +40,8 @@ Spec = ScanSpec[Operator]
 # Up to so many elements a long operator is compiled in a shorter time, to a slower kernel.
 FEW_ELEMENTS = 256
 # So are operators of more operations. GCC 12.2 takes 40 seconds with -O2 for the gradient of a
-# Kalman filter of four states (5500 operations), and over 5 minutes where its rows are lanes; 5 with
-# -O1, and the kernel of one row is as fast.
+# Kalman filter of four states (5500 operations), over 5 minutes where its rows are lanes; 5 seconds
+# with -O1, and the kernel of one row is as fast.
 VERY_LONG = 4096
 OFFSETS = 6  # the position of the offsets' address in the arguments of `assocscan_run`
 

@@ -11,11 +11,11 @@ of covariance Σ. In products N(−Σ) and N(Σ) cancel: but for rounding, resul
 Fᵀ Hᵀ S⁻¹ y, Fᵀ Hᵀ S⁻¹ H F) with the filter's own K and S. Only S is inverted, as in a loop,
 and products do not grow. The state is then (·, m[t], P[t] − Σ[t], ·, ·).
 
-`nearby` finds Σ by a scan of elements about 0, with some noise added to R, that begins with the first
-covariance of the filter. What counts is that HΣHᵀ + R is not far below H P Hᵀ + R. A Σ far above P
-would cost digits of P[t] − Σ[t]. So in a model that stays the same, Σ begins with no more than the
-noise of n steps, however wide the first covariance is, and stays what it is after a few steps: its
-limit is reached late or never by states that are hardly observed.
+`nearby` finds Σ by a scan of elements about 0, with some noise added to R, that begins with the
+first covariance of the filter. What counts is that HΣHᵀ + R is not far below H P Hᵀ + R, and that Σ
+is not far above P, which would cost digits of P[t] − Σ[t]. So Σ changes in time, also where the
+model does not: one Σ for all steps lost all digits after a start that was known far better, or far
+worse, than what noise makes of the states.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from ...ops.elimination import inverse, inverse_and_logdet
 from ..argument_errors import named_scan
 
 State = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-FEW = 4  # Σ of a constant model stays what it is after max(FEW, n) + n steps
 
 
 def observed(y: Tensor, H: Tensor, R: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -160,28 +159,13 @@ def nearby(
     leading: tuple[int, ...] = ()
     if not F.dim() == H.dim() == Q.dim() == R.dim() == 2:
         leading = torch.broadcast_shapes(*(t.shape[:-2] for t in (F, H, Q, R)))
-    constant, n = len(leading) == 0 or leading[-1] == 1, F.shape[-1]
+    n = F.shape[-1]
     own = covariance.shape[-2 - batch_dims : -2]  # without the dimension of packed sequences
-    count = min(length, max(FEW, n) + n) if constant and offsets is None else length
-    steps = *torch.broadcast_shapes(leading[:-1], own), count
+    steps = *torch.broadcast_shapes(leading[:-1], own), length
     axis = len(steps) - 1
     first = edge_mask(steps, axis, False, offsets, F.device).expand(steps)
-    # The noise that the last n steps brought, to which that of R is compared. Of each step its own,
-    # so that an infinite or large one reaches neither earlier steps nor other sequences.
-    if constant:
-        move, noise = (t.squeeze(-3) if t.dim() > 2 else t for t in (F, Q))
-        brought = noise
-        for _ in range(n - 1):
-            brought = noise + move @ brought @ move.mT
-        around = brought.unsqueeze(-3)
-        covariance = narrowed(covariance, brought)
-    else:
-        unread = first[..., None, None]
-        move, noise = (torch.where(unread, 0.0, t) for t in (F, Q))
-        around = noise
-        for _ in range(n - 1):
-            earlier = previous_state(around, None, axis, False, offsets)
-            around = torch.where(unread, 0.0, noise + move @ earlier @ move.mT)
+    # To which the noise that is added to R is compared.
+    around = recent_noise(F, Q, first, axis, offsets)
     R = torch.add(R, H @ around @ H.mT, alpha=torch.finfo(R.dtype).eps ** 0.5)
     F, H, Q, R = (t.expand(*steps, *t.shape[-2:]) for t in (F, H, Q, R))
     zero = F.new_zeros(())
@@ -193,17 +177,27 @@ def nearby(
     init = matrix, vector, start, vector, matrix
     after = named_scan(names, STEP, xs, -1, init=init, offsets=offsets, **engine)[1]
     after = ((after + after.mT) / 2).nan_to_num(0.0, 0.0, 0.0)
-    if count < length:
-        last = after.narrow(axis, count - 1, 1)
-        after = torch.cat((after, last.expand(*steps[:-1], length - count, n, n)), axis)
     return previous_state(after, start, axis, False, offsets), after
 
 
-def narrowed(covariance: Tensor, noise: Tensor) -> Tensor:
-    """A first covariance with variances of at most those of the noise, and the same correlations."""
-    own, most = (t.diagonal(dim1=-2, dim2=-1) for t in (covariance, noise))
-    factors = torch.where(own > most, (most / own).sqrt(), torch.ones_like(own))
-    return factors.unsqueeze(-1) * covariance * factors.unsqueeze(-2)
+def recent_noise(F: Tensor, Q: Tensor, first: Tensor, axis: int, offsets: Tensor | None) -> Tensor:
+    """What the noise of the last n steps makes of a state that was known exactly: covariances
+    [..., T, n, n], or [..., 1, n, n] where F and Q are the same at all steps. Of each step its own,
+    so that an infinite or large noise reaches neither earlier steps nor other sequences. first: the
+    first steps, whose F and Q are not read."""
+    if all(t.dim() == 2 or t.shape[-3] == 1 for t in (F, Q)):
+        move, noise = (t.squeeze(-3) if t.dim() > 2 else t for t in (F, Q))
+        brought = noise
+        for _ in range(F.shape[-1] - 1):
+            brought = noise + move @ brought @ move.mT
+        return brought.unsqueeze(-3)
+    unread = first[..., None, None]
+    move, noise = (torch.where(unread, 0.0, t) for t in (F, Q))
+    brought = noise
+    for _ in range(F.shape[-1] - 1):
+        earlier = previous_state(brought, None, axis, False, offsets)
+        brought = torch.where(unread, 0.0, noise + move @ earlier @ move.mT)
+    return brought
 
 
 def apply(matrix: Tensor, vector: Tensor) -> Tensor:

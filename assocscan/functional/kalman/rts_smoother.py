@@ -15,7 +15,7 @@ from ...monoids.call_errors import checked_call
 from ...torch_state import in_own_dtype, loadable
 from ..argument_errors import check_floats, named_scan
 from ..operands import checked_offsets, expanded_elements, wide_on_cpus
-from .elements import apply
+from .elements import apply, recent_noise
 from .kalman_filter import check_controls, check_solvable, shifts, side
 
 __all__ = ["SmootherResult", "rts_smoother"]
@@ -104,8 +104,11 @@ def rts_smoother(
     shift = shifts(controls, B, mean, first.expand(batch), n)
     for name, t in (("F", F), ("Q", Q)):
         expanded_elements(t, batch, (n, n), name, of_mean, in_time=True)
+    brought = recent_noise(F.detach(), Q.detach(), first.expand(batch), axis, sequences)
     F, Q = (leading_on(t, last).expand(*batch, n, n) for t in (F, Q))
-    gain = torch.linalg.solve_ex(regular(F @ covariance @ F.mT + Q, mean), F @ covariance)[0].mT
+    gain = torch.linalg.solve_ex(regular(F @ covariance @ F.mT + Q, mean, brought), F @ covariance)[
+        0
+    ].mT
     gain = torch.where(last[..., None, None], 0, gain)
     predicted = apply(F, mean)
     if shift is not None:
@@ -113,7 +116,9 @@ def rts_smoother(
     # The scan is over the difference from the filter's means. Where observations are exact it is 0,
     # while products of gains, by which means would be multiplied, may grow without bound.
     surprise = torch.where(last.unsqueeze(-1), 0.0, mean.roll(-1, -2) - predicted)
-    spread = covariance - gain @ F @ covariance
+    # Joseph's form of (I − G F) P, whose digits the difference would lose after a wide start.
+    left = torch.eye(n, dtype=wide, device=mean.device) - gain @ F
+    spread = left @ covariance @ left.mT + gain @ Q @ gain.mT
     xs = gain, apply(gain, surprise), spread
     distance, smoothed = named_scan(
         SMOOTHED, ops.rts, xs, -1, reverse=True,
@@ -131,15 +136,15 @@ def leading_on(t: Tensor, last: Tensor) -> Tensor:
     return torch.where(last[..., None, None], unit, t.roll(-1, -3))
 
 
-def regular(S: Tensor, mean: Tensor) -> Tensor:
+def regular(S: Tensor, mean: Tensor, brought: Tensor) -> Tensor:
     """Covariances S [..., T, n, n] of states with the means [..., T, n], plus a little noise: where
     S has no inverse, or is smaller than rounding errors.
 
     As where observations are exact and Q is singular too: S G = F P then has several solutions, any
     of which gives the same result, and the noise chooses a small one. Between states that are all
     but exact gains grow going back, and amplify the rounding errors of means. So a variance is at
-    least that of such an error. If any variance of the series is below the rounding error of its
-    largest one, all are at least that error.
+    least that of such an error. If any variance of the series is below the rounding errors of the
+    filter, those of what noise `brought` in few steps, all are at least as large as these.
     """
     n, S_ = S.shape[-1], S.detach()
     variances, exact = S_.diagonal(0, -2, -1), torch.finfo(torch.float64).eps
@@ -147,7 +152,7 @@ def regular(S: Tensor, mean: Tensor) -> Tensor:
     noise = torch.where(variances > 0, noise, 1.0)
     singular = torch.linalg.cholesky_ex(S_ - torch.diag_embed(noise))[1] > 0
     floor = (100 * exact * mean.detach().abs().amax(-2, keepdim=True)) ** 2
-    rounding = 4 * n * exact * variances.amax(-2, keepdim=True)
+    rounding = 4 * n * exact * brought.diagonal(0, -2, -1).amax(-2, keepdim=True)
     doubtful = singular | (variances < rounding).any(-1)
     floor = torch.where(
         doubtful.any(-1, keepdim=True).unsqueeze(-1), torch.maximum(floor, rounding), floor
