@@ -11,11 +11,11 @@ of covariance Σ. In products N(−Σ) and N(Σ) cancel: but for rounding, resul
 Fᵀ Hᵀ S⁻¹ y, Fᵀ Hᵀ S⁻¹ H F) with the filter's own K and S. Only S is inverted, as in a loop,
 and products do not grow. The state is then (·, m[t], P[t] − Σ[t], ·, ·).
 
-`nearby` finds Σ by a scan of elements about 0, with some noise added to R, that begins with the
-first covariance of the filter. What counts is that HΣHᵀ + R is not far below H P Hᵀ + R, and that Σ
-is not far above P, which would cost digits of P[t] − Σ[t]. So Σ changes in time, also where the
-model does not: one Σ for all steps lost all digits after a start that was known far better, or far
-worse, than what noise makes of the states.
+`nearby` finds Σ by a scan of elements about 0, with some noise added to R. What counts is that
+HΣHᵀ + R is not far below H P Hᵀ + R, and that Σ is not far above P, which would cost digits of
+P[t] − Σ[t]. So Σ begins with the first covariance of the filter and knows which observations are
+missing. One Σ for all steps lost up to all digits after a start known far better or far worse than
+what noise makes of the states, and after gaps.
 """
 
 from __future__ import annotations
@@ -147,22 +147,16 @@ def at_starts(t: Tensor, axis: int, offsets: Tensor | None) -> Tensor:
 
 
 def nearby(
-    F: Tensor, H: Tensor, Q: Tensor, R: Tensor, covariance: Tensor, length: int,
-    batch_dims: int, offsets: Tensor | None, names: Any, **engine: Any,
+    F: Tensor, H: Tensor, Q: Tensor, R: Tensor, covariance: Tensor, seen: Tensor,
+    offsets: Tensor | None, names: Any, **engine: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(Σ[t−1], Σ[t]), with leading dimensions that broadcast to those of y: [..., length, n, n].
+    """(Σ[t−1], Σ[t]), both [..., T, n, n].
 
-    F, H, Q, R, covariance: as the caller gave them. Where the scan finds no Σ (it is NaN), Σ is 0,
-    as in the elements of the paper.
+    F, H, Q, R, covariance: as the caller gave them. seen: what was observed, [..., T, m]. Where the
+    scan finds no Σ (it is NaN), Σ is 0, as in the elements of the paper.
     """
     F, H, Q, R, covariance = (t.detach() for t in (F, H, Q, R, covariance))
-    leading: tuple[int, ...] = ()
-    if not F.dim() == H.dim() == Q.dim() == R.dim() == 2:
-        leading = torch.broadcast_shapes(*(t.shape[:-2] for t in (F, H, Q, R)))
-    n = F.shape[-1]
-    own = covariance.shape[-2 - batch_dims : -2]  # without the dimension of packed sequences
-    steps = *torch.broadcast_shapes(leading[:-1], own), length
-    axis = len(steps) - 1
+    n, steps, axis = F.shape[-1], seen.shape[:-1], seen.dim() - 2
     first = edge_mask(steps, axis, False, offsets, F.device).expand(steps)
     # To which the noise that is added to R is compared.
     around = recent_noise(F, Q, first, axis, offsets)
@@ -170,9 +164,9 @@ def nearby(
     F, H, Q, R = (t.expand(*steps, *t.shape[-2:]) for t in (F, H, Q, R))
     zero = F.new_zeros(())
     vector, matrix, zeros = zero.expand(n), zero.expand(n, n), zero.expand(F.shape)
-    y = zero.expand(*steps, H.shape[-2])
-    y0, H0, R0 = (at_starts(t, axis, offsets) for t in (y, H, R))
-    start = updated(y0, H0, R0, torch.ones_like(y0) > 0, vector, covariance)[1]
+    y = torch.where(seen, zero, math.nan)
+    y0, H0, R0, seen0 = (at_starts(t, axis, offsets) for t in (y, H, R, seen))
+    start = updated(y0, H0, R0, seen0, vector, covariance)[1]
     xs = y, first, F, H, Q, R, zeros, zeros
     init = matrix, vector, start, vector, matrix
     after = named_scan(names, STEP, xs, -1, init=init, offsets=offsets, **engine)[1]

@@ -192,8 +192,8 @@ def kalman_filter(
         near = about_roots(F, H, Q, R, covariance, seen, first, sequences)
         rest = spread - spread.detach()
     else:
-        around = nearby(*model, T, axis, names=FILTERED, **engine)
-        near = around[0].expand(*steps, n, n), around[1].expand(*steps, n, n)
+        rows = ~y.isnan() if seen is None else seen
+        near = nearby(*model, rows, names=FILTERED, **engine)
         rest = spread - at_starts(near[1], axis, sequences)
     init = zero.expand(n, n), start, rest, zero.expand(n), zero.expand(n, n)
     xs: tuple[Tensor, ...] = y, first, F, H, Q, R
