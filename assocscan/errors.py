@@ -70,6 +70,11 @@ class ScanTypeError(AssocScanError, TypeError):
     """
 
 
+class ResultTypeError(TraceError, ScanTypeError):
+    """Internal: an operator returned what is no tensor, which is wrong in its text and of the wrong
+    type."""
+
+
 class ScanValueError(AssocScanError, ValueError):
     """A wrong value: lengths, shapes, devices, names, or a missing identity.
 

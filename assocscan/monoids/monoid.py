@@ -31,7 +31,7 @@ from ..trace.fx_trace import isolated
 from ..trace.signatures import require_call, takes_inputs
 from ..trace.traced_monoid import TracedMonoid, first_line, observed, trace_monoid
 from ..wording import shown
-from .call_errors import advice, checked_call, checked_methods
+from .call_errors import checked_call, checked_methods
 from .captured_values import MOST_VERSIONS, present
 from .dynamo_tokens import token_of
 from .names_elsewhere import OPERATORS
@@ -293,9 +293,6 @@ Function = Callable[[Any, Any], Any]
 Adjoint = tuple[Monoid, Callable[..., Any]]
 
 
-OPTIONS = ("identity", "name", "element_ndim", "lift", "lower", "adjoint")
-
-
 @overload
 def monoid(
     fn: Function,
@@ -341,7 +338,16 @@ def monoid(
     adjoint: Adjoint | None = None,
 ) -> Callable[[Function], Monoid]: ...
 @checked_call
-def monoid(fn: Any = None, **options: Any) -> Any:
+def monoid(
+    fn: Any = None,
+    *,
+    identity: Any = None,
+    name: str | None = None,
+    element_ndim: Any = 0,
+    lift: Callable[..., Any] | None = None,
+    lower: Callable[..., Any] | None = None,
+    adjoint: Adjoint | None = None,
+) -> Any:
     """Make a `Monoid` of a function of two elements, and register it.
 
     combine(left, right): left is the earlier element. Written with torch functions for one pair of
@@ -381,13 +387,14 @@ def monoid(fn: Any = None, **options: Any) -> Any:
     >>> affine
     <Monoid 'affine_example'>
     """
-    unknown = options.keys() - OPTIONS
-    if unknown:
-        said = (advice(key, options[key], OPTIONS) for key in sorted(unknown))
-        raise ScanTypeError(f"monoid() has no {'; '.join(said)}")
-    if fn is None:
-        return lambda function: register(Monoid(function, **options))
-    return register(Monoid(fn, **options))
+
+    def made(function: Function) -> Monoid:
+        return register(Monoid(
+            function, identity=identity, name=name, element_ndim=element_ndim, lift=lift,
+            lower=lower, adjoint=adjoint,
+        ))  # fmt: skip
+
+    return made if fn is None else made(fn)
 
 
 def register(made: Monoid) -> Monoid:

@@ -23,7 +23,13 @@ from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 
 from ..caching.fork_safe_locks import ForkSafeLock
-from ..errors import AssocScanError, TraceError, UnsupportedOperation, UntraceableError
+from ..errors import (
+    AssocScanError,
+    ResultTypeError,
+    TraceError,
+    UnsupportedOperation,
+    UntraceableError,
+)
 from ..pytrees import describe, leaf_paths
 from ..torch_private import (
     FAKE_TENSORS,
@@ -394,6 +400,8 @@ def failure(
         )
     if any(words in text for words in _CONVERSION_WORDS):
         return TraceError(_converting(name, line))
+    if isinstance(error, NoTensor):
+        return ResultTypeError(f"{what}{line}: TypeError: {text.rstrip('.')}{hint}")
     return kind(f"{what}{line}: {type(error).__name__}: {text.rstrip('.')}{hint}")
 
 
@@ -403,6 +411,10 @@ def _converting(name: str, line: str) -> str:
         f"operator {name!r} makes a Python number or an array of a tensor{line}; tensors must stay "
         "tensors: torch.exp(x), not math.exp(x), and no float(x), x.item() or x.numpy()"
     )
+
+
+class NoTensor(TypeError):
+    """A function returned something else than a tensor."""
 
 
 def as_tensor(value: Any, like: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -415,7 +427,7 @@ def as_tensor(value: Any, like: Sequence[torch.Tensor]) -> torch.Tensor:
     if isinstance(value, (bool, int, complex)):
         return torch.tensor(value)
     hint = " (is a `return` missing?)" if value is None else ""
-    raise TypeError(f"it returned {kind_of(value)}, expected a tensor{hint}")
+    raise NoTensor(f"it returned {kind_of(value)}, expected a tensor{hint}")
 
 
 def _output_nodes(graph: GraphModule) -> list[Any]:

@@ -341,3 +341,14 @@ def test_the_monoid_that_slices_of_matrices_are_meant_for(
     op: Callable[..., Any], xs: Any, named: list[str]
 ) -> None:
     refuse(BackendError, ["pointwise", *named], op, xs, backend="cpu")
+
+
+@pytest.mark.parametrize("kind", [TraceError, TypeError])
+@pytest.mark.parametrize("length", [0, 1, 4])
+def test_a_result_that_is_no_tensor(kind: type[Exception], length: int) -> None:
+    """It is of the wrong type, and the operator's text is wrong."""
+    op = Monoid(lambda left, right: (left[0], None), name="half_a_result")
+    x = ones(length)
+    for _ in range(2):
+        with pytest.raises(kind, match=r"'half_a_result' failed on .*it returned None"):
+            associative_scan(op, (x, x))

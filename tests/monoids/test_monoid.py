@@ -1,5 +1,6 @@
 """What `monoid` means: names, calls, identities, lift and lower, generated source, check."""
 
+import inspect
 import itertools
 import operator
 import subprocess
@@ -330,3 +331,13 @@ def test_check_of_drawn_states_names_samples() -> None:
     with pytest.raises(MonoidError) as given:
         wrong.check(samples=torch.arange(5))
     assert "samples" not in str(given.value)
+
+
+def test_signature() -> None:
+    """Of the options the names and defaults are shown, by which tools complete them."""
+    parameters = inspect.signature(monoid).parameters
+    assert {name: p.default for name, p in parameters.items()} == {
+        "fn": None, "identity": None, "name": None, "element_ndim": 0, "lift": None, "lower": None,
+        "adjoint": None,
+    }  # fmt: skip
+    assert all(p.kind is p.KEYWORD_ONLY for name, p in parameters.items() if name != "fn")

@@ -101,8 +101,10 @@ def hmm_filter(
     log_probability: [..., T, K]. log_probability[t, j] = log p(z[t] = j | y[0], …, y[t]).
     log_evidence: [...], log p(y[0], …, y[T−1]); [S, ...] with `offsets`.
 
-    A probability of 0 is −∞, and has a finite derivative. Differentiable in all three, more than
-    once; the derivative of the evidence in likelihood[t, j] is the smoothed probability
+    A probability of 0 is −∞, and has a finite derivative. Write no −10⁹ in its place: where the
+    logarithm of a state's probability is so low, derivatives of this logarithm lose digits (in
+    float32 half of them at −10⁴, all at −10⁹). Differentiable in all three, more than once; the
+    derivative of the evidence in likelihood[t, j] is the smoothed probability
     p(z[t] = j | y), of which `hmm_smoother` gives the logarithm.
 
     A likelihood of NaN makes all states NaN from its step on. Observations that no path of states

@@ -132,10 +132,11 @@ def kalman_filter(
     Numbers: R may be 0 or singular (exact observations, ARMA models) if the noise Q makes what is
     observed uncertain: H P Hᵀ + R is invertible, P being the covariance that n steps of Q make of a
     state that was known exactly. Otherwise results are NaN, in early steps too, also where a wide
-    `covariance` lets a loop through its first steps. CPUs compute float32 filters in float64, and
-    errors are at most a loop's. On GPUs float32 is computed in float32: where observations are far
-    more precise than what was known before (small R; after gaps, at an unknown start), pass
-    float64, or up to all digits are lost.
+    `covariance` lets a loop through its first steps. CPUs compute float32 filters in float64. GPUs
+    compute float32 in float32: errors are a loop's or smaller, but where a state about which
+    nothing is known stays unobserved at first, and is then observed precisely, they may be hundreds
+    of times larger. Pass float64 there. In float64 covariances are off by up to 1e-9 of their
+    size where Q is 10¹⁵ times R.
 
     With `square_root`, covariances are exactly symmetric, and positive semidefinite but for the
     rounding of their entries, also where the greatest variance is 10⁸ times the least. Factors are
@@ -149,10 +150,10 @@ def kalman_filter(
             of bool, or `square_root` no bool.
         ValueError: shapes do not fit, or one of `controls` and B is missing.
 
-    Cost per step: about 20 n³ flops and one inverse each of size n and m in the scan (generated for
-    both up to 4, run eagerly beyond). Gradients are generated up to n = 3. For n = 4 a gradient is
-    run eagerly, with a warning, and takes a hundred times as long (2000 steps on two CPU cores:
-    0.4 s, beside 4 ms for n = 3).
+    Cost per step: two scans with about 20 n³ flops and one inverse each of size n and m per step
+    (generated for both up to 4, run eagerly beyond). Gradients are generated as far on CPUs, where
+    those of n = 3 and 4 walk along each series. On GPUs they are up to n = 3; for n = 4 a gradient
+    is run eagerly, with a warning, and takes up to a hundred times as long.
 
     Source: S. Särkkä and Á. F. García-Fernández, "Temporal parallelization of Bayesian smoothers",
     IEEE Transactions on Automatic Control 66(1), 2021; J. Durbin and S. J. Koopman, "Time Series

@@ -70,7 +70,8 @@ def rts_smoother(
 
     Differentiable in all of them.
 
-    Numbers: CPUs compute float32 in float64. Where observations are exact and Q is singular
+    Numbers: CPUs compute float32 in float64. After a start of which little was known, covariances
+    keep more digits than a loop's, which subtracts. Where observations are exact and Q is singular
     (models of type ARMA), gains grow going back, and a loop may amplify rounding errors without
     bound. Here no variance is taken for smaller than rounding errors: means keep about half their
     digits, covariances may keep none. For such models use float64, and the covariances of the
@@ -83,7 +84,8 @@ def rts_smoother(
         ValueError: shapes do not fit, or one of `controls` and B is missing.
 
     Cost per step: 6n³ flops in the scan, and one solution of a linear system of size n. Gradients
-    are generated up to n = 3, and run eagerly beyond, with a warning.
+    are generated on CPUs, where those of n ≥ 4 walk along each series; on GPUs up to n = 3, and run
+    eagerly beyond, with a warning.
 
     Source: as `kalman_filter`; H. E. Rauch, F. Tung, C. T. Striebel, "Maximum likelihood estimates
     of linear dynamic systems", AIAA Journal 3(8), 1965.
