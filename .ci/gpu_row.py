@@ -80,7 +80,7 @@ def version(module: str) -> str:
 def compare(lines: list[str], tree: dict[str, str]) -> tuple[bool, str]:
     """Whether a check that passed, of those in the table, had the kernels of this tree; and what
     to print. Checks of K/N of the tests count together, once there are all N. Rows before
-    2026-11-25 name the first three folders only: they had these kernels if they had all of the
+    2026-11-25 list three folders only; such a row counts if all three are equal to those of this
     tree."""
     rows = [
         [cell.strip() for cell in line.strip("| ").split("|")]

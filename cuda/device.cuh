@@ -1,7 +1,8 @@
 // The instructions that the kernels use, one function for each.
 //
-// No other file contains PTX or CUDA's own names. tests/emulator has a second version of this file,
-// on which the same kernels run on the CPU.
+// Besides it only hardware_functions.cuh and the shared scalar.h contain PTX; they and
+// cuda_language.cuh have the few other names of CUDA's own. tests/emulator has a second version of
+// this file, on which the same kernels run on the CPU.
 //
 // Needs compute capability 8.0 (asynchronous copies, 128-bit words); bulk copies and gates need
 // 9.0.

@@ -16,8 +16,9 @@ from .kernel import Mode, Tile
 THREADS = 256
 # Operators of at least COSTLY instructions and at most COSTLY_WORDS words use more warps: with
 # COSTLY_THREADS they reach COSTLY_RATE times the rate. With more than FULL_WARPS warps a thread has
-# only 96 registers; LOOKBACK, which would have 18 warps, would spill. States of up to SMALL_WORDS
-# words do not: they take MOST_THREADS too, which reach MOST_RATE times the rate.
+# only 96 registers; LOOKBACK, which would have 18 warps, would spill, except for states of up to
+# SMALL_WORDS words. These use COSTLY_THREADS there too, and in all modes also MOST_THREADS, at
+# MOST_RATE times the rate.
 COSTLY, COSTLY_THREADS, COSTLY_WORDS, COSTLY_RATE, FULL_WARPS = 28, 384, 4, 1.1, 16
 SMALL_WORDS, MOST_THREADS, MOST_RATE = 2, 512, 1.15
 # Kernels are unrolled over the steps and channels of a thread: the most instructions per phase,

@@ -153,8 +153,9 @@ def backward_in_python(
     differentiable: Any, native_gradient: Any, saved: Sequence[MaybeTensor], needed: Sequence[bool],
     cotangents: Sequence[MaybeTensor],
 ) -> tuple[MaybeTensor, ...]:  # fmt: skip
-    """The backward of the C++ runner's autograd node where it needs Python. If it is a list, that
-    is inserted into the runner's cache.
+    """The backward of the C++ runner's autograd node where it needs Python. If the backward pass
+    was made a list of commands that C++ can run, its program is inserted into the runner's cache,
+    so that the next one needs no Python.
 
     differentiable: a `Differentiable` with a `BackwardLists`, `backward`. native_gradient: the
         `Gradient` of the C++ nodes, which has the runner's backward programs.

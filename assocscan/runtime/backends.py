@@ -154,7 +154,8 @@ def vector_operator(call: ScanCall, backend: str) -> VectorOperator | None:
 
 
 def vector_engine(backend: str, device: torch.device) -> Prepare | None:
-    """What prepares scans over vectors: for `auto`, and for the backend whose kernels they are."""
+    """The `prepare` for scans over vectors of this backend on this device; None if the backend has
+    no kernels over vectors."""
     if device.type == "cpu" and backend in ("cpu", "auto"):
         return CPU_VECTORS
     return GPU_VECTORS.get(backend)
@@ -179,7 +180,7 @@ def saving_carries(
 def known_saving_carries(
     backend: str, spec: ScanSpec[VectorOperator], specs: tuple[TensorSpec | None, ...]
 ) -> ScanSpec[VectorOperator]:
-    """The same where sizes are numbers."""
+    """`saving_carries` for sizes that are plain numbers; cached."""
     return saving_along(carry_lane(backend, spec, specs), spec)
 
 
@@ -212,7 +213,7 @@ def carry_lane(
 
 
 def vector_results(backend: str, device: torch.device) -> ResultLayout:
-    """How the results of scans over vectors lie, which saved carries and gradients are among."""
+    """The layout of the results of scans over vectors, saved carries and gradients included."""
     engine = vector_engine(backend, device)
     return CPU_RESULTS if engine in (CPU_VECTORS, None) else GPU_RESULTS
 

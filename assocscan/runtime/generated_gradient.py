@@ -191,12 +191,14 @@ class GeneratedGradient:
     def backward_list(
         self, needed: Sequence[bool], given: Sequence[MaybeTensor]
     ) -> BackwardList | None:
-        """The backward pass from slots; None where it is no list: carries have several components,
-        which are tensors of their own in the adjoint's scan, or it depends on its results."""
+        """The backward pass from slots. None if it cannot be a list: a carry has several
+        components, which are tensors of their own in the adjoint's scan, or the host must check the
+        result first (`scans_back`)."""
         spec, saved = self.spec, self.count + len(self.states)
         if any(leaf.shape or leaf.dtype.is_complex for leaf in carried_leaves(spec)):
             return None
-        if self.dispatch.scans_back:  # whether it is right, the host sees only when it has run
+        # The scan counts only if its result is finite, which the host checks after it has run.
+        if self.dispatch.scans_back:
             return None
         slots = [None if t is None else k for k, t in enumerate(given)]
         states = dict(zip(self.states, slots[self.count : saved], strict=True))
@@ -210,10 +212,10 @@ class GeneratedGradient:
         scan, places = pass_.scan()
         tensors = [None if k is None else in_slot[k] for k in places]
         executable = executables.prepare(self.dispatch.backend, scan, tensors)
+        # The offsets are checked again: numpy, say, may have changed their memory since the forward
+        # pass.
         if spec.sequences is not None and not executable.checks_offsets:
-            commands.check_offsets(
-                self.count - 1, spec.length
-            )  # memory that others may have changed
+            commands.check_offsets(self.count - 1, spec.length)
         results = commands.inline(executable, places)
         return finished(commands, pass_.gradient_slots(commands, *results), self.count, executable)
 

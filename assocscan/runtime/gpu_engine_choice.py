@@ -52,11 +52,13 @@ COSTLY, LONG_COSTLY_ROW = 10, 1 << 13
 SHORT_ROW = 512
 # Steps below which the axis fills no CUDA tile, not even a tile of lanes, which has fewer steps.
 SHORT_AXIS = 32
-# Triton programs per multiprocessor below which a long axis is cut, where the CUDA engine is not
-# taken; of scalars of fewer than 4 bytes, of which a program loads fewer bytes at a time.
+# Triton programs per multiprocessor below which a long axis is cut, if the CUDA engine is not used;
+# FEW_NARROW_PROGRAMS for scalars of fewer than 4 bytes, because a program then loads fewer bytes at
+# a time.
 FEW_PROGRAMS, FEW_NARROW_PROGRAMS = 0.42, 0.64
 LONG_AXIS = 1 << 15  # the least steps of an axis that is cut
-# `programs` counts one Triton program for this many bytes of adjacent lanes, of 4 bytes at least.
+# `programs` counts one Triton program for this many bytes of adjacent lanes, each counted as at
+# least 4 and at most 8 bytes.
 NARROW_TILE_BYTES = 64
 # Leaves whose strides the CUDA engine cannot read are copied for it only if there are fewer than
 # FEW_CHAINS chains per multiprocessor, of at least LONG_CHAIN steps.
@@ -64,15 +66,17 @@ FEW_CHAINS, LONG_CHAIN = 8.0, 1 << 11
 LEAST_WALKED = 32  # adjacent chains from which the CUDA engine walks
 # Scalars of a state above which Triton's tiles spill registers.
 NARROW_STATE = 3
-# Operators over vectors that the CUDA kernels over scalars can hold take the kernels over vectors
-# only where there are MANY_CHAINS. Those walk a chain from end to end, or in segments if its totals
-# do not depend on the states; else few chains of a long axis are 80 times faster in a single pass.
+# An operator over vectors that also fits the CUDA kernels over scalars runs there below this many
+# chains. For few chains of a long axis they are up to 80 times faster, since kernels over vectors
+# walk a chain from end to end (or in segments, if totals do not depend on the states).
 MANY_CHAINS = 1 << 11
-# Scalars of a state up to which they do so only if no output has a value for each state: then a
-# gradient over scalars, which reads all states, has to save and read more than the outputs.
+# With at most so many scalars of state and an output with a value for each state it always runs
+# there. Without such an output MANY_CHAINS decides: a gradient over scalars, which reads all
+# states, then has to save and read more than the outputs.
 SMALL_STATE = 8
-# Words of a state of a vector beyond which they always do; and of any state beyond which the CUDA
-# engine scans lanes alone, not rows.
+# MOST_VECTOR_WORDS: operators over vectors whose states have more 32-bit words always use the
+# kernels over vectors. MOST_ROW_WORDS: of states of more words, the CUDA engine scans lanes but not
+# rows.
 MOST_VECTOR_WORDS = MOST_ROW_WORDS = 24
 
 
@@ -195,7 +199,8 @@ def choose(spec: Spec, tensors: Given) -> tuple[str, str]:
 
 
 def goes_on(device: torch.device) -> bool:
-    """Whether a program that has begun goes on while others wait for it: on NVIDIA's GPUs."""
+    """Whether the GPU guarantees forward progress of running programs, so that others may wait for
+    them: NVIDIA, compute capability 7.0 or higher."""
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device) >= (7, 0)
@@ -215,7 +220,7 @@ def walks_by_cuda(spec: Spec, tensors: Given) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def cuda_reason(op: Operator, final: tuple[int, ...], device: torch.device) -> str | None:
-    """Why the CUDA engine is not there for an operator."""
+    """Why the CUDA engine cannot run the operator on this device; None if it can."""
     return no_cuda(device) or cuda_scan.why_not_operator(op, final)
 
 
@@ -228,7 +233,8 @@ def is_for_cuda(spec: Spec, tensors: Given) -> bool:
         return True
     if not cuda_launcher.has_bulk_copies(spec.device) or length < SHORT_ROW:
         return False
-    # One long scan whatever the lengths; Triton has a program per sequence.
+    # The CUDA engine scans packed sequences as one row, whatever their lengths; Triton starts a
+    # program for each sequence.
     if spec.sequences is not None:
         return True
     # Triton loads rows in reverse one scalar at a time.
@@ -269,7 +275,8 @@ def has_lanes(spec: Spec, tensors: Given) -> bool:
 
 
 def programs(spec: Spec, tensors: Given) -> int:
-    """About how many programs walk the chains: one per row, or per 64 bytes of adjacent lanes."""
+    """About how many programs walk the chains: one per row; or one for 16 adjacent lanes, 8 if an
+    item of the first input has 8 bytes or more."""
     # A scan that reads no input has no lanes and returns here; so `inputs_of(...)[0]` exists below.
     if not has_lanes(spec, tensors):
         return spec.chains

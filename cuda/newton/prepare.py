@@ -120,9 +120,9 @@ def build(spec: Spec, layout: Layout) -> LoadedKernel:
 def choose_tile(spec: Spec, chains: int, lanes: CollapsedDim | None) -> LanesTile:
     """How many chains share a block, how many warps it has, and how many steps a thread takes.
 
-    A multiprocessor has one block. A block takes about as long as 1 + the number of its chains, as
-    sectors of memory are read once for adjacent ones; blocks that do not run side by side take
-    turns."""
+    Cost model: one block per multiprocessor; a block with n adjacent chains takes time ~ 1 + n
+    (they share memory sectors); blocks beyond the number of multiprocessors run in further
+    rounds."""
     op = spec.operator
     count, inputs = len(numbers_of(op)), raw_words(op)
     most = min(MOST_CHAINS, lanes.size if lanes else 1)

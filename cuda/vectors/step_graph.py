@@ -45,10 +45,10 @@ class StepGraph:
     whether its leaf has a value for each state. name: of the operator, for errors. narrow: inputs
     of 16 bits that MAIN would convert several times.
 
-    turns, varies: of every value. handed: the values of BEGIN that MAIN reads from shared memory;
-    none where they are all cheap, unless handing them over spares MAIN at least as many conversions
-    of `narrow` inputs as there are values. sums: the reductions over the states. lifted: values of
-    MAIN, equal for all states of a lane, that FINISH reads.
+    turns, varies: of every value. handed: the values of BEGIN that MAIN reads from shared memory.
+    Empty if all are cheap, unless passing them on saves MAIN the conversion of at least as many
+    16-bit inputs (`narrow`) as there are such values. sums: the reductions over the states. lifted:
+    values of MAIN, equal for all states of a lane, that FINISH reads.
     """
 
     def __init__(

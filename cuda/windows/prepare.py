@@ -196,8 +196,12 @@ def launch(commands: CommandList, cut: Cut, op: Operator, kind: str, slots: Sequ
 
 @dataclass
 class Made:
-    """The slots of the states between: totals, their windows (one M for each tile but the first),
-    and what made these."""
+    """The slots of the states between tiles.
+
+    totals: of each tile but the last; middle: their windows M, one for each tile but the first (the
+    totals themselves, if each window is one total); further: the `Made` of the recursive call that
+    computed these.
+    """
 
     cut: Cut
     totals: list[Slot]

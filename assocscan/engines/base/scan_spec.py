@@ -159,7 +159,7 @@ class TensorSpec:
 
     @staticmethod
     def of(t: torch.Tensor, with_address: bool = False) -> TensorSpec:
-        """with_address: whether it has memory whose alignment counts."""
+        """with_address: store the alignment of `data_ptr()`; else 16 is assumed."""
         alignment = ALIGNMENTS[t.data_ptr() & 15] if with_address else 16
         return TensorSpec(tuple(t.shape), t.stride(), t.dtype, t.device, alignment)
 

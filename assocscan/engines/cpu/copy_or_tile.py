@@ -2,8 +2,8 @@
 
 A kernel takes several scans side by side as the lanes of vector instructions; a job is the set of
 lanes that one thread scans at a time (see the top of scan.h). The staged form takes rows as lanes.
-The direct form takes the innermost dimensions of one memory
-order as lanes, and reads or writes each leaf in one of three ways:
+The direct form takes the innermost dimensions of one memory order as lanes, and reads or writes
+each leaf in one of three ways:
 
 - in place, if the distance between neighbouring lanes is one small number;
 - through a tile of STEPS steps of the job's lanes, for any strides. Every cache line is fetched
@@ -40,8 +40,8 @@ MAX_LANE_STRIDE = 16
 LINE = 64
 
 # Extra prices per byte of a leaf; the byte itself has the price 1. Measured with leaves of 33 MB of
-# float32 on one core: four leaves in the same order take 14 to
-# 20 ms, so a leaf that is read in place takes 4 to 5 ms, which is the price 1.
+# float32 on one core: four leaves in the same order take 14 to 20 ms, so a leaf that is read in
+# place takes 4 to 5 ms, which is the price 1.
 TILE = 1.5  # the direct form reads it through a tile: 5 to 8 ms more
 GATHER = 0.02  # in place, per byte of distance between lanes: 3 ms more for 32 bytes, 7 ms for 64
 COPY = 3.0  # a copy into another order: 13 to 17 ms

@@ -21,8 +21,9 @@ Spec = ScanSpec[VectorOperator]
 
 @dataclass(frozen=True)
 class Chunk:
-    """A chunk that has steps. slot: the place of its carry among those that are saved. place: where
-    on the axis the state is that enters it; None: the carry that enters its sequence does."""
+    """A chunk that has steps. slot: the place of its carry among those that are saved. place: the
+    position on the axis of the state that enters the chunk; None: the carry of its sequence enters
+    it."""
 
     slot: int
     sequence: int

@@ -15,8 +15,6 @@ import torch
 from ...program.operator import Operator
 
 Cut = Literal["whole", "totals", "rescan", "lookback"]
-# Roles of leaves: input, output, init, final, edge; of single components of chunk carries: before
-# (all chunks up to this one) and after (this chunk's total).
 LOOKBACK_GROUP = 32  # tiles whose totals are combined together in a look-back
 
 
@@ -70,6 +68,9 @@ class TritonKernel:
     cut: the axis is whole, or in chunks of which `totals` computes the carries and `rescan` the
     outputs; with `lookback` each chunk is a tile, whose program waits for those before it. wide:
     64-bit index arithmetic. full: all tiles of lanes are full, and nothing is masked.
+    ports: (role, number, port). Roles: input, output, init, final, boundary, of which the number is
+    that of a leaf; and, for single components of chunk carries, `before` (all chunks up to this
+    one) and `after` (this chunk's total).
     """
 
     operator: Operator

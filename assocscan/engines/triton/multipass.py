@@ -139,7 +139,8 @@ def add_scan(
 
 
 def prepare_reduction(spec: Spec, tensors: Sequence[TensorSpec | None], length: int) -> Executable:
-    """The finals alone: those of every chunk, a packed sequence of its own, then of these."""
+    """The finals without outputs: every chunk is reduced as a packed sequence of its own, then the
+    chunks' totals are reduced."""
     op = spec.operator
     leaves = whole_leaves(op, spec.final)
     commands = CommandList(spec, tensors)

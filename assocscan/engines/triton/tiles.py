@@ -20,11 +20,11 @@ LONG_ROW_STEPS = 4096
 ROW_ITEMS = 16
 # Steps × rows of a program where rows are short.
 SHORT_ROW_ITEMS = 1024
-# Rows that are scanned in reverse or read one step further, of at least LEAST_TURNED steps: a
-# thread has two segments, VECTOR bytes of an input each. A tile has at most TURNED_SEGMENTS, and
-# TURNED_BYTES of an input where rows are short. Of states of up to TURNED_WIDTH float32 alone: of
-# others, Triton 3.6 compiled some kernels for minutes, and put thousands of bytes per thread into
-# local memory in some.
+# 'Turned' rows are scanned in reverse or read one step further. From LEAST_TURNED steps on, a
+# thread has two segments of VECTOR bytes of an input each (one segment for states of four scalars).
+# A tile has at most TURNED_SEGMENTS, and TURNED_BYTES of an input where rows are short. Only for
+# states of up to TURNED_WIDTH float32: for others Triton 3.6 compiled some kernels for minutes, and
+# in some it spilled thousands of bytes per thread.
 VECTOR, LEAST_TURNED, TURNED_SEGMENTS, TURNED_BYTES = 16, 64, 512, 4096
 TURNED_WIDTH = 4
 # Segments of a long row where rows are few.
@@ -68,8 +68,9 @@ CHUNKED_LANES = {
 FEW_NARROW_LANES = Tile(32, 64, 16, 8, stages=3)
 # Of complex numbers in adjacent lanes.
 COMPLEX_LANES = Tile(16, 4, 8, 2, stages=3)
-# Of a look-back, where a program has one tile: scalars of 4 bytes and more, of fewer, and eight
-# lanes. A thread has inputs of at most LOOKBACK_WORDS scalars of 4 bytes, twice as many of 2.
+# Of a look-back, where a program has one tile. LOOKBACK_LANES: scalars of 4 bytes and more;
+# NARROW_LOOKBACK: fewer bytes; EIGHT_LOOKBACK: eight lanes. A thread has inputs of at most
+# LOOKBACK_WORDS scalars of 4 bytes, twice as many of 2.
 LOOKBACK_LANES, NARROW_LOOKBACK = Tile(16, 16, 32, 4), Tile(32, 16, 32, 4)
 EIGHT_LOOKBACK, LOOKBACK_WORDS = Tile(8, 32, 32, 4), 64
 # Words of a state at most; scalars that are read at one step, beyond which passes are faster.

@@ -38,7 +38,9 @@ from ...torch_state import needs_dispatcher
 # Steps of a window. A GPU is filled by long windows; longer ones take one or two iterations more.
 WINDOW, WINDOW_ON_GPU = 8192, 65536
 MAX_ITERATIONS = 24
-UNSEEN = 3  # iterations before the first look at the distance, for which the host waits for a GPU
+# The first iteration whose distance from a solution the host reads; reading waits for the GPU, so
+# those of earlier ones are not read.
+UNSEEN = 3
 Spec = ScanSpec[Operator]
 Iteration = tuple["Guess", torch.Tensor]
 
@@ -59,7 +61,7 @@ class Report:
 
 @dataclass(frozen=True)
 class NewtonDispatch(Dispatch):
-    """Runs a sequential scan by Newton's method, and its derivatives as they are.
+    """Runs a sequential scan by Newton's method; the scans of its derivatives run directly.
 
     once: the step is affine in h, so that the first iteration is the result.
     """
@@ -104,7 +106,7 @@ class NewtonDispatch(Dispatch):
             return None
 
     def in_windows(self, spec: ScanSpec[Any]) -> ScanSpec[Any]:
-        """The scan, to be solved by one kernel."""
+        """The scan with `NewtonOptions` set: the request for a kernel that solves it in windows."""
         return replace(spec, newton=NewtonOptions(self.near(spec), self.max_iterations))
 
     def near(self, spec: ScanSpec[Any]) -> float:
@@ -148,7 +150,7 @@ class Solution:
 
     def affine(self) -> Results:
         spec = self.window_spec(self.spec.length)
-        # From 0, f − J g has no digits to lose.
+        # With the guess g = 0 the offset f − J g is f itself: nothing cancels.
         zero = Guess(
             [t.new_zeros(()).expand(spec.batch) for t in self.h],
             [t.new_zeros(()).expand(t.shape) for t in self.h],
@@ -242,7 +244,8 @@ class Solution:
         return t.repeat_interleave(lengths, 0, output_size=spec.length).movedim(0, spec.axis)
 
     def first_guess(self, carry: Tensors, spec: Spec) -> Guess:
-        """The state that enters, at every step; of packed sequences the first one's."""
+        """The entering state as the guess at every step; for packed sequences, that of the first
+        sequence for all of them."""
         entering = carry if self.offsets is None else [t.select(0, 0) for t in carry]
         before = [t.unsqueeze(spec.axis).expand(spec.batch) for t in entering]
         return Guess(before, list(carry))

@@ -1,1 +1,1 @@
-"""Series of observations: exponentially weighted moments."""
+"""Series: exponentially weighted moments and moving windows."""

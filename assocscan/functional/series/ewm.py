@@ -90,7 +90,8 @@ def ewm_mean(
 
 
 def mode(name: str, value: Any) -> bool:
-    """A flag that stands where other functions have the axis: 0 is not taken for False."""
+    """A bool argument at a position where other functions have `axis`: an int is refused, so that
+    an axis passed by position is not read as a flag."""
     if isinstance(value, int) and not isinstance(value, bool):
         raise ScanTypeError(
             f"{name} is {value}, expected True or False; pass the axis by name, axis={value}"
@@ -154,7 +155,8 @@ def _scanned(
     axis: int,
     engine: dict[str, Any],
 ) -> Tensor:
-    """Each observation's fade, where it depends on gaps; then the moments of all up to each."""
+    """Two scans: the fade of each observation (if gaps count as steps or `adjust` is off), then the
+    weighted moments of all observations up to each step."""
     checked_backend(engine["backend"], engine["deterministic"])
     ignore_na = mode("ignore_na", ignore_na)
     check_tensor("x", x)

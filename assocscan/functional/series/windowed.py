@@ -6,12 +6,12 @@ ends in a block begins in it or in the block before. So it is
     y[t] = S[t − width + 1] ∘ P[t]
 
 where P[t] combines the steps of t's block up to t, and S[s] the steps of s's block from s on; or
-P[t] alone, where t is the last step of its block or the block is the first of its sequence. P and S
-are scans that start anew at blocks (`segmented`). S runs first, from the other end; then one scan
-makes P and combines it with S, moved on by width − 1 steps, inside its kernel. No window reads what
-another one has of NaN or infinite values, and the number of combinations does not grow with the
-width. On the CPU all of that is one kernel (`windows_in_one_pass`) where tensors are plain memory
-of the CPU.
+P[t] alone, where t is the last step of its block or the block is the first of its sequence (the
+window is then exactly the steps of P). P and S are scans that start anew at blocks (`segmented`). S
+runs first, from the other end; then one scan makes P and combines it with S, moved on by width − 1
+steps, inside its kernel. No window reads what another one has of NaN or infinite values, and the
+number of combinations does not grow with the width. On the CPU all of that is one kernel
+(`windows_in_one_pass`) where tensors are plain memory of the CPU.
 
 Source: M. van Herk, "A fast algorithm for local minimum and maximum filters on rectangular and
 octagonal kernels", Pattern Recognition Letters 13(7), 1992; J. Gil, M. Werman, "Computing 2-D min,
@@ -188,8 +188,9 @@ def calls_of(op: Monoid, width: int) -> Calls:
 
 def of_numbers(call: ScanCall, op: Any) -> Any:
     """A plain function as a monoid, where kernels are made for it and its leaves have one shape:
-    the final combination is then part of a kernel, too. Of a monoid its present version, of other
-    functions themselves."""
+    the final combination is then part of a kernel, too. For a monoid: its version with the current
+    captured values. Functions for which no kernel can be made, or whose leaves differ in shape, are
+    returned as they are."""
     function, leaves = call.operator, call.leaves
     if not isinstance(function, SliceFunction):
         return function

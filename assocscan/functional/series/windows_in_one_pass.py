@@ -51,10 +51,11 @@ from ...torch_state import in_functorch_or_forward_mode, is_tracked
 from ..operands import are_memory
 from .windows_of_cotangents import Windowable, windowable
 
-# Where chains have fewer blocks of `width` steps together, which the kernel takes as lanes, it is
-# left to scans, unless there is little to compute. Milliseconds of values and gradients of float32
-# (1, 2^20), kernel and scans, two threads: logaddexp of 16 blocks 95 and 161, of 8 blocks 213 and
-# 132; sums of 8 blocks 18 and 110, affine maps 82 and 78. Other programs used the same cores.
+# The kernel uses blocks of `width` steps as lanes. With fewer than so many blocks in all chains
+# together, scans are used, except for small calls (FEW_STEPS). Milliseconds of values and gradients
+# of float32 (1, 2^20), kernel and scans, two threads: logaddexp of 16 blocks 95 and 161, of 8
+# blocks 213 and 132; sums of 8 blocks 18 and 110, affine maps 82 and 78. Other programs used the
+# same cores.
 FEW_BLOCKS, FEW_OF_CHEAP = 16, 8
 FEW_STEPS = 1 << 14
 Leaves = list[Tensor]
@@ -63,7 +64,8 @@ Composed = Callable[[Sequence[Tensor], Tensor | None], Leaves]
 
 
 class OnCpu:
-    """The CPU's kernel. It makes what its gradient needs a second time."""
+    """The CPU's kernels. The backward kernel recomputes the states; nothing but the inputs (and
+    outputs, if the adjoint reads them) is saved."""
 
     @staticmethod
     def takes(
@@ -102,7 +104,8 @@ class OnCpu:
 
 
 class OnGpu:
-    """The CUDA kernels. Their gradient reads the states of tiles again."""
+    """The CUDA kernels. The forward pass saves the states between tiles (`gpu.Made`) for the
+    gradient, unless that is made of windows of cotangents (`Windowable.adjoint`)."""
 
     @staticmethod
     def takes(

@@ -56,7 +56,8 @@ def mode() -> str:
 
 
 def start(is_first: bool) -> None:
-    """Load the runner, or begin to, if it is not there. is_first: nothing was repeated yet."""
+    """Load the runner, or begin to, if it is not there. is_first: the executable that is about to
+    run has not run before; in the mode 'background' the runner is then not loaded yet."""
     global why_not
     if module is not None or _started == [os.getpid()]:
         return

@@ -35,7 +35,8 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def tensor_key(tensors: Sequence[MaybeTensor], with_grad: bool) -> Key | None:
     """Of each tensor the dtype, shape, strides, device and alignment; with_grad: and whether it
-    requires a gradient. None where one has no memory of its own, or something looks at operations.
+    requires a gradient. None where one has no memory of its own; and under torch.func, forward
+    mode, a dispatch mode or a tracer (`needs_dispatcher`).
     """
     if needs_dispatcher():
         return None
@@ -159,8 +160,8 @@ def entry_of(
     return_final: bool, backend: str, offsets: Any = None,
 ) -> CacheEntry | None:  # fmt: skip
     """The entry of a call; None for calls that are not cached: arguments of other kinds, offsets
-    that are not contiguous or on another device than the tensors, a forced tile or mode, and where
-    something looks at operations."""
+    that are not contiguous or on another device than the tensors, a forced tile or mode; and for
+    all under torch.func, forward mode, a dispatch mode or a tracer (`needs_dispatcher`)."""
     if overrides.generation or type(axis) is not int:
         return None
     found: list[Any] = []

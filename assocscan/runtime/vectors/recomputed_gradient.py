@@ -230,7 +230,9 @@ class RecomputedGradient:
     def backward_list(self, needed: Sequence[bool], given: Sequence[MaybeTensor]) -> BackwardList:
         """The backward pass from the slots of the saved tensors and the cotangents."""
         commands, saved = commands_on(given, self.spec.device), len(needed) + 1  # the carries
-        if self.given.sequences is not None:  # memory that others may have changed
+        # The offsets are checked again: numpy, say, may have changed their memory since the forward
+        # pass.
+        if self.given.sequences is not None:
             commands.check_offsets(len(needed) - 1, self.given.length)
         pairs: list[SlotAndTensor | None] = [
             None if t is None else (k, t) for k, t in enumerate(given)

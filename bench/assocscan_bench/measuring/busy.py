@@ -29,8 +29,8 @@ def counters() -> tuple[float, float] | None:
 
 
 def share() -> float | None:
-    """The part of the processors that is in use while this process sleeps; by the system's load
-    where it counts nothing else; None where it does not even say that."""
+    """The part of the processors that is in use while this process sleeps; from the load average
+    if there are no counters; None if neither is available."""
     before = counters()
     if before is None:
         try:

@@ -34,8 +34,9 @@ FUNCTIONS: dict[str, tuple[int, int]] = {
     "pow": (40, 2), "hypot": (16, 1), "atan2": (30, 1),
     "floordiv": (16, 1), "truncdiv": (16, 1), "remainder": (20, 1), "fmod": (20, 1),
 }  # fmt: skip
-# Slots that depend on the values: of a running divisor and numbers up to 100, about four rounds of
-# Euclid's algorithm, of ten slots each in 64 bits (`slots` counts four for one).
+# The slots of gcd depend on the values. Assumed are a running divisor and numbers up to 100: about
+# four rounds of Euclid's algorithm, each of ten slots and one special function in 64 bits. These 40
+# slots are written as 10, since `slots` multiplies by 4 for 64 bits.
 FUNCTIONS["gcd"] = (10, 4)
 
 

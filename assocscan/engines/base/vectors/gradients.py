@@ -1,8 +1,8 @@
 """How a backward pass over vectors writes the gradient of a leaf.
 
-Each program writes what its own lanes give. Where several programs contribute to one entry, each
-has an entry of its own in a larger tensor, whose further dimensions are summed afterwards: always
-in the same order.
+Each program writes what its own lanes give. If several programs contribute to an entry, each writes
+a partial sum into a larger tensor; torch then sums these extra dimensions, always in the same
+order.
 """
 
 from __future__ import annotations
