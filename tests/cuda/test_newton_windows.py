@@ -269,11 +269,14 @@ def test_random_steps(engine: str, seed: int) -> None:
         options = {"backend": at["backend"], "method": "newton", "tolerance": 1e-30}
         found = nonlinear_recurrence(step, **given, **options)
         walked = nonlinear_recurrence(step, **given, backend=at["backend"])
+    given = {name: move(value, "cpu") for name, value in given.items()}
     right, _ = steps.loop(
-        step, tree_map(lambda t: t.double(), given["xs"]), given["init"],
-        params=tree_map(lambda t: t.double(), given["params"]),
-    )  # fmt: skip
-    for got, by_loop, want in zip(found, walked, right, strict=True):
+        step,
+        tree_map(Tensor.double, given["xs"]),
+        given["init"],
+        params=tree_map(Tensor.double, given["params"]),
+    )
+    for got, by_loop, want in zip(move(found, "cpu"), move(walked, "cpu"), right, strict=True):
         noise = (by_loop.double() - want).abs().max().item()
         torch.testing.assert_close(got, by_loop, rtol=1e-5, atol=1e-5 + 30 * noise)
 

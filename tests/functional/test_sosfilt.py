@@ -47,7 +47,8 @@ def exactly(sos: Any, x: Any) -> Any:
 )
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_errors_are_those_of_a_loop(backend: str, order: int, cut: float) -> None:
-    """At most ten times those of scipy's loop of the same dtype, where the filter is stable."""
+    """At most ten times those of scipy's loop of the same dtype, where the filter is stable; forty
+    times on GPUs, which scan sections of first order as those of second."""
     kinds = [("low", cut), ("high", cut), ("bandpass", [cut / 2, cut])]
     device = "cuda" if backend in ("triton", "cuda") and torch.cuda.is_available() else "cpu"
     length = 300 if device == "cpu" and backend == "triton" else 4096
@@ -63,7 +64,7 @@ def test_errors_are_those_of_a_loop(backend: str, order: int, cut: float) -> Non
         on = [torch.as_tensor(t, device=device) for t in (sos, x)]
         y = sosfilt(*on, backend=backend).cpu().numpy()
         errors = [np.abs(t - exact).max(-1) / size for t in (y, loop)]
-        limit = 10 * np.maximum(errors[1], 2 * np.finfo(dtype).eps)
+        limit = (40 if device == "cuda" else 10) * np.maximum(errors[1], 2 * np.finfo(dtype).eps)
         assert (errors[0] <= limit).all(), (design, kind, dtype, errors)
 
 
