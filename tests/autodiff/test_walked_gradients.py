@@ -79,6 +79,7 @@ def gradients(scan: Callable[..., Any], xs: Any, init: Any, **options: Any) -> l
     return [*first, *torch.autograd.grad(sum(g.sin().sum() for g in first), given)]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "op", [DENSE, pytest.param(LARGE, marks=pytest.mark.slow)], ids=lambda op: op.name
 )
