@@ -40,7 +40,9 @@ from .derivative_rules import Cotangent, choose, vjp
 from .jacobian import Entry, Matrix, choose_entry, entry_values, group_entries
 from .selections import Block, block_masks
 
-MAX_ADJOINT_STATE = 16  # cotangents that a scan carries at most
+# Cotangents that a scan carries at most, and a loop. Larger loops would compile for long: one of
+# 144 (products of 12 × 12 matrices) for 23 seconds.
+MAX_ADJOINT_STATE, MOST_WALKED = 16, 64
 # Numbers of J from which a loop is compiled in place of a scan, where one may be: for a Kalman
 # filter of three states, with 117 numbers, a loop compiles in a fifth of the time and is as fast.
 LARGE_JACOBIAN = 64
@@ -146,10 +148,10 @@ class Derivation:
             c for c in op.closure(op.lowered_state | seeded) if self.previous[c] in FLOATS
         )
         self.too_many = len(self.live) > MAX_ADJOINT_STATE
-        if self.too_many and not request.may_walk:
+        most = MOST_WALKED if request.may_walk else MAX_ADJOINT_STATE
+        if len(self.live) > most:
             raise UnsupportedOperation(
-                f"its derivative would carry {len(self.live)} scalars, "
-                f"more than {MAX_ADJOINT_STATE}"
+                f"its derivative would carry {len(self.live)} scalars, more than {most}"
             )
 
     def adjoint(self) -> Adjoint:

@@ -151,7 +151,7 @@ def test_one_kernel_for_vectors_of_any_size() -> None:
 
 @pytest.mark.slow
 def test_gradients_of_vectors_are_generated(recwarn: pytest.WarningsRecorder) -> None:
-    """On CPUs: of elements of more than 16 scalars, too, that depend on one another."""
+    """On CPUs: of elements of 17 to 64 scalars, too, that depend on one another."""
     generator = torch.Generator().manual_seed(0)
     for op, draw in (ALONE[name] for name in ("gated", "matrices", "complex64")):
         grads = []

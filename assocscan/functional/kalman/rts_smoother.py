@@ -84,8 +84,8 @@ def rts_smoother(
         ValueError: shapes do not fit, or one of `controls` and B is missing.
 
     Cost per step: 6n³ flops in the scan, and one solution of a linear system of size n. Gradients
-    are generated on CPUs, where those of n ≥ 4 walk along each series; on GPUs up to n = 3, and run
-    eagerly beyond, with a warning.
+    are generated up to n = 7 on CPUs, where those of n ≥ 4 walk along each series, and up to n = 3
+    on GPUs; beyond they run eagerly, with a warning.
 
     Source: as `kalman_filter`; H. E. Rauch, F. Tung, C. T. Striebel, "Maximum likelihood estimates
     of linear dynamic systems", AIAA Journal 3(8), 1965.
