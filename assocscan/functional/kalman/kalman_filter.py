@@ -151,9 +151,9 @@ def kalman_filter(
         ValueError: shapes do not fit, or one of `controls` and B is missing.
 
     Cost per step: two scans with about 20 n³ flops and one inverse each of size n and m per step
-    (generated for both up to 4, run eagerly beyond). Gradients are generated as far on CPUs, where
-    those of n = 3 and 4 walk along each series. On GPUs they are up to n = 3; for n = 4 a gradient
-    is run eagerly, with a warning, and takes up to a hundred times as long.
+    (generated for both up to 4, run eagerly beyond). Gradients are generated up to n = 4 on CPUs,
+    from n = 3 on as loops along each series. On GPUs they are generated up to n = 3: n = 4 is run
+    eagerly, with a warning, and takes up to a hundred times as long.
 
     Source: S. Särkkä and Á. F. García-Fernández, "Temporal parallelization of Bayesian smoothers",
     IEEE Transactions on Automatic Control 66(1), 2021; J. Durbin and S. J. Koopman, "Time Series
@@ -183,23 +183,20 @@ def kalman_filter(
     shift = shifts(controls, B, y, first, n)
     zero = y.new_zeros(())
     mask = None if observed is None else mask_of(observed, y)
-    y0, H0, R0 = (at_starts(t, axis, sequences) for t in (y, H, R))
-    seen0 = ~y0.isnan() if mask is None else at_starts(mask, axis, sequences)
+    seen = ~y.isnan() if mask is None else mask
+    y0, H0, R0, seen0 = (at_starts(t, axis, sequences) for t in (y, H, R, seen))
     start, spread = updated(y0, H0, R0, seen0, mean, covariance)
     engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
-    seen = ~y.isnan() if mask is None and (shift is not None or by_factors) else mask
     if by_factors:
-        assert seen is not None
         near = about_roots(F, H, Q, R, covariance, seen, first, sequences)
         rest = spread - spread.detach()
     else:
-        rows = ~y.isnan() if seen is None else seen
-        near = nearby(*model, rows, names=FILTERED, **engine)
+        near = nearby(*model, seen, names=FILTERED, **engine)
         rest = spread - at_starts(near[1], axis, sequences)
     init = zero.expand(n, n), start, rest, zero.expand(n), zero.expand(n, n)
     xs: tuple[Tensor, ...] = y, first, F, H, Q, R
     step, likelihood = STEP, LIKELIHOOD
-    if seen is not None:
+    if by_factors or mask is not None or shift is not None:
         step, likelihood = EXACT_STEP if by_factors else DRIVEN_STEP, DRIVEN_LIKELIHOOD
         xs = *xs, seen, zero.expand(*steps, n) if shift is None else shift
     means, covariances = named_scan(FILTERED, step, (*xs, *near), -1, init=init, **engine)

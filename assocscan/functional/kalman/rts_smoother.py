@@ -84,8 +84,8 @@ def rts_smoother(
         ValueError: shapes do not fit, or one of `controls` and B is missing.
 
     Cost per step: 6n³ flops in the scan, and one solution of a linear system of size n. Gradients
-    are generated up to n = 7 on CPUs, where those of n ≥ 4 walk along each series, and up to n = 3
-    on GPUs; beyond they run eagerly, with a warning.
+    are generated up to n = 7 on CPUs, from n = 4 on as loops along each series, and up to n = 3 on
+    GPUs; beyond they run eagerly, with a warning.
 
     Source: as `kalman_filter`; H. E. Rauch, F. Tung, C. T. Striebel, "Maximum likelihood estimates
     of linear dynamic systems", AIAA Journal 3(8), 1965.
@@ -145,8 +145,8 @@ def regular(S: Tensor, mean: Tensor, brought: Tensor) -> Tensor:
     As where observations are exact and Q is singular too: S G = F P then has several solutions, any
     of which gives the same result, and the noise chooses a small one. Between states that are all
     but exact gains grow going back, and amplify the rounding errors of means. So a variance is at
-    least that of such an error. If any variance of the series is below the rounding errors of the
-    filter, those of what noise `brought` in few steps, all are at least as large as these.
+    least that of such an error. The filter's rounding errors are those of the covariance that noise
+    `brought` in few steps. If any variance of the series is below them, all are at least as large.
     """
     n, S_ = S.shape[-1], S.detach()
     variances, exact = S_.diagonal(0, -2, -1), torch.finfo(torch.float64).eps

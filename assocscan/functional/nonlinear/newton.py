@@ -38,8 +38,8 @@ from ...torch_state import needs_dispatcher
 # Steps of a window. A GPU is filled by long windows; longer ones take one or two iterations more.
 WINDOW, WINDOW_ON_GPU = 8192, 65536
 MAX_ITERATIONS = 24
-# The first iteration whose distance from a solution the host reads; reading waits for the GPU, so
-# those of earlier ones are not read.
+# The first iteration whose distance from a solution the host reads. Earlier distances are not read,
+# as reading waits for the GPU.
 UNSEEN = 3
 Spec = ScanSpec[Operator]
 Iteration = tuple["Guess", torch.Tensor]
