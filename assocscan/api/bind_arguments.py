@@ -21,7 +21,13 @@ from ..errors import (
     UntraceableError,
 )
 from ..monoids.captured_values import present
-from ..monoids.leaf_checks import check_axis, check_leaves, check_tensor, in_front
+from ..monoids.leaf_checks import (
+    broadcast_batches,
+    check_axis,
+    check_leaves,
+    check_tensor,
+    in_front,
+)
 from ..monoids.leaf_names import OWN, LeafNames
 from ..monoids.monoid import BUILT_IN, Monoid, monoids, resolve
 from ..monoids.raw_callables import SliceFunction, slice_function
@@ -228,11 +234,7 @@ def batch_shape(
     batch = broadcast(shapes)
     if batch is not None:
         return batch
-    try:
-        return tuple(torch.broadcast_shapes(*shapes))
-    except RuntimeError:
-        seen = ", ".join(f"{p}: {list(s)}" for p, s in zip(names.paths(spec), shapes, strict=True))
-        raise ScanValueError(f"the batch shapes of the leaves do not broadcast ({seen})") from None
+    return broadcast_batches(names.paths(spec), leaves, ndims)
 
 
 def broadcast(shapes: Sequence[torch.Size]) -> tuple[int, ...] | None:

@@ -32,7 +32,7 @@ def monoid_source(monoid: Monoid, target: str, like: Any) -> str:
     if not isinstance(target, str) or target not in TARGETS:
         names = ", ".join(TARGETS)
         raise ScanValueError(f"unknown target {shown(target)}; choose one of {names}")
-    traced, _, _ = monoid.of(default_example(monoid) if like is None else like)
+    traced, _, _ = monoid.of(default_example(monoid) if like is None else like, "like")
     traced = traced.by_component or traced
     if traced.operator is None:
         raise BackendError(f"operator {monoid.name!r} cannot be generated: {traced.why_not}")

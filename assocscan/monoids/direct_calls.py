@@ -21,7 +21,7 @@ from ..trace.signatures import positional_count
 from ..trace.traced_monoid import lifted
 from .batch_mapping import map_elements
 from .call_errors import of_scans
-from .leaf_checks import NUMBERS, check_tensor
+from .leaf_checks import NUMBERS, broadcast_batches, check_tensor
 
 if TYPE_CHECKING:
     from .monoid import Monoid
@@ -112,12 +112,7 @@ def check_shapes(
                 f"{paths[k]} has shape {list(a.shape)} and {paths[half + k]} {list(b.shape)}, of "
                 f"which the last {n} belong to an element of {monoid.name!r}: these must be equal"
             )
-    shapes = [t.shape[: t.dim() - n] for t, n in zip(tensors, ndims, strict=True)]
-    try:
-        torch.broadcast_shapes(*shapes)
-    except RuntimeError:
-        seen = ", ".join(f"{path}: {list(s)}" for path, s in zip(paths, shapes, strict=True))
-        raise ScanValueError(f"the batch shapes do not broadcast ({seen})") from None
+    broadcast_batches(paths, tensors, ndims)
 
 
 def state_ndims(monoid: Monoid, spec: TreeSpec, leaves: list[torch.Tensor]) -> Sequence[int]:

@@ -37,6 +37,19 @@ def check_leaves(leaves: list[Any], spec: TreeSpec, names: LeafNames = OWN) -> N
             )
 
 
+def broadcast_batches(
+    paths: Sequence[str], leaves: Sequence[torch.Tensor], ndims: Sequence[int]
+) -> tuple[int, ...]:
+    """The batch shape that the leaves, called `paths`, broadcast to; raises ScanValueError where
+    they do not."""
+    shapes = [t.shape[: t.dim() - n] for t, n in zip(leaves, ndims, strict=True)]
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        seen = ", ".join(f"{path}: {list(s)}" for path, s in zip(paths, shapes, strict=True))
+        raise ScanValueError(f"the batch shapes of the leaves do not broadcast ({seen})") from None
+
+
 def refuse_number(path: str, value: Any, leaves: list[Any], paths: list[str]) -> NoReturn:
     """Raise ScanTypeError for a number in the place of a leaf, with the tensor that stands for it
     beside another leaf."""

@@ -34,6 +34,8 @@ from ..wording import shown
 from .call_errors import checked_call, checked_methods
 from .captured_values import MOST_VERSIONS, present
 from .dynamo_tokens import token_of
+from .leaf_checks import broadcast_batches, check_leaves
+from .leaf_names import LeafNames
 from .names_elsewhere import OPERATORS
 
 _LOCK = ForkSafeLock()
@@ -160,14 +162,15 @@ class Monoid:
                 raise TraceError(str(error)) from error.__cause__
         return known
 
-    def of(self, xs: Any) -> tuple[TracedMonoid, list[torch.Tensor], list[int]]:
-        """Specialised to a tree of example leaves: with those leaves and their element ranks."""
+    def of(self, xs: Any, what: str = "xs") -> tuple[TracedMonoid, list[torch.Tensor], list[int]]:
+        """Specialised to a tree of example leaves, which errors call `what`: with those leaves and
+        their element ranks."""
         leaves, spec = flatten(xs)
-        ndims = self.element_ndims(spec)
+        ndims = self.element_ndims(spec, what)
         self = present(self)
-        for path, t, n in zip(leaf_paths(spec, "xs"), leaves, ndims, strict=True):
-            if not isinstance(t, torch.Tensor):
-                raise ScanTypeError(f"{path} is {type(t).__name__}, expected a tensor")
+        paths = leaf_paths(spec, "xs"), leaf_paths(spec, what)
+        check_leaves(leaves, spec, LeafNames(dict(zip(*paths, strict=True))))
+        for path, t, n in zip(paths[1], leaves, ndims, strict=True):
             if t.dim() < n:
                 raise ScanValueError(
                     f"{path} has shape {list(t.shape)}, but an element has {n} dimensions"
@@ -198,7 +201,9 @@ class Monoid:
     def identity_like(self, xs: Any) -> Any:
         """The identity as a state with the full batch shape of `xs`.
 
-        Raises MonoidError where the monoid declares none.
+        Raises MonoidError where the monoid declares none, TypeError where a leaf of xs is no dense
+        tensor, and ValueError where the leaves are on several devices or their batch shapes do not
+        broadcast.
 
         >>> import torch
         >>> from assocscan import ops
@@ -208,9 +213,7 @@ class Monoid:
         traced, leaves, ndims = self.of(xs)
         if traced.identity is None:
             raise MonoidError(f"{self.name!r} declares no identity")
-        batch = torch.broadcast_shapes(
-            *(t.shape[: t.dim() - n] for t, n in zip(leaves, ndims, strict=True))
-        )
+        batch = broadcast_batches(leaf_paths(flatten(xs)[1], "xs"), leaves, ndims)
         values = [
             v.to(leaves[0].device, leaf.dtype).expand((*batch, *leaf.shape)).clone()
             for v, leaf in zip(traced.identity, traced.state, strict=True)

@@ -164,7 +164,13 @@ def trace(
     structure: dict[str, Any] = {}
 
     def flat(*leaves: torch.Tensor) -> list[torch.Tensor]:
+        storages = [storage_number(t) for t in leaves]
         result = fn(*pytree.tree_unflatten(list(leaves), spec))
+        if storages != [storage_number(t) for t in leaves]:  # which leaves no trace in a graph
+            raise TraceError(
+                f"operator {name!r} gives one of its arguments other memory, by `.data` or `set_`; "
+                "compute a new tensor instead"
+            )
         outputs, structure["spec"] = pytree.tree_flatten(result)
         return [as_tensor(o, leaves) for o in outputs]
 

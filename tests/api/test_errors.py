@@ -257,6 +257,20 @@ def test_untraceable_operators_name_the_line(function: Function) -> None:
     refuse(TraceError, [f"test_errors.py:{line}"], as_monoid(function), ones(4))
 
 
+def test_other_memory_for_an_argument() -> None:
+    """What `.data` and `set_` do leaves no trace in a graph."""
+
+    def by_data(left: Tensor, right: Tensor) -> Tensor:
+        left.data = right
+        return left + right
+
+    def by_set(left: Tensor, right: Tensor) -> Tensor:
+        return left.set_(right) + right
+
+    refuse(TraceError, ["by_data'", ".data", "compute a new tensor"], as_monoid(by_data), ones(4))
+    refuse(TraceError, ["by_set'", "compute a new tensor"], as_monoid(by_set), ones(4))
+
+
 def test_an_element_is_not_written_through_an_index() -> None:
     def writing(left: Tensor, right: Tensor) -> Tensor:
         left[0] = right[0]

@@ -108,6 +108,29 @@ def test_identity_like_has_the_full_batch_shape() -> None:
     assert torch.equal(h, torch.zeros(4, 3))
 
 
+@pytest.mark.parametrize(
+    ("xs", "error", "words"),
+    [
+        ((draw(3, 4), draw(5, 4)), ValueError, r"do not broadcast \(xs\[0\]: \[3, 4\], xs\[1\]"),
+        ((draw(4), draw(4).to("meta")), ValueError, r"xs\[1\] is on meta"),
+        ((draw(4), draw(4).to_sparse()), TypeError, r"xs\[1\] has the layout"),
+        ((draw(4), 1.0), TypeError, r"xs\[1\] is the float 1.0"),
+    ],
+    ids=["shapes", "devices", "sparse", "number"],
+)
+def test_identity_like_refuses_what_a_scan_refuses(
+    xs: PyTree, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        AFFINE.identity_like(xs)
+
+
+def test_source_and_check_call_their_argument_by_its_name() -> None:
+    for call in (AFFINE.check, lambda like: AFFINE.source("cpp", like=like)):
+        with pytest.raises(TypeError, match=r"^like is a tensor"):
+            call(draw(4))
+
+
 def test_identity_like_speaks_of_the_state() -> None:
     closing, opening = CASES["brackets"].op.identity_like(torch.zeros(4, dtype=torch.int8))
     assert torch.equal(closing, torch.zeros(4, dtype=torch.int32))

@@ -62,7 +62,7 @@ def require_kinds(monoid: Monoid, example: Any, samples: Any) -> None:
 def compare_samples(monoid: Monoid, example: Any, samples: Any) -> None:
     """Compare (a ∘ b) ∘ c with a ∘ (b ∘ c), and e ∘ a and a ∘ e with a, for states drawn from the
     samples. They are combined in the dtypes in which a scan combines them."""
-    traced, _, _ = monoid.of(example)
+    traced, _, _ = monoid.of(example, "like")
     spec, state = traced.state_spec, traced.state
     generator = torch.Generator().manual_seed(0)
     if isinstance(samples, int):
@@ -123,7 +123,7 @@ def given_states(samples: Any, spec: TreeSpec, state: tuple[Leaf, ...]) -> Tenso
 
 def random_states(monoid: Monoid, example: Any, count: int, generator: Any) -> Tensors:
     """`count` states, which are random inputs after `lift`."""
-    traced, leaves, ndims = monoid.of(example)
+    traced, leaves, ndims = monoid.of(example, "like")
     inputs = [
         random_leaf(Leaf(t.dtype, tuple(t.shape[t.dim() - n :])), count, generator)
         for t, n in zip(leaves, ndims, strict=True)
