@@ -42,7 +42,7 @@ def compiled(loaded: LoadedKernel, given: list[torch.dtype], target: GPUTarget) 
         constexprs={},
         attrs=attributes,
     )
-    options = {"num_warps": loaded.kernel.tile.warps, **float_options("cpu")}
+    options = {"num_warps": loaded.kernel.tile.warps, **float_options("cpu", False)}
     return triton.compile(source, target=target, options=options)
 
 

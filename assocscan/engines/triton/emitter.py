@@ -124,6 +124,24 @@ class Emitter:
         begin = "begin + " if self.kernel.packed else ""
         return f"{begin}{size} - 1 - {step}" if self.kernel.reverse else f"{begin}{step}"
 
+    def split(self, value: str, count: int, name: str, shape: str) -> list[str]:
+        """The values of the last dimension, of `count`, a power of two, as tensors of `shape`."""
+        if count == 1:
+            self(f"{name} = tl.reshape({value}, {shape})")
+            return [name]
+        halved = f"{shape[:-1]}, {count // 2}, 2]"
+        self(f"{name}l, {name}r = tl.split(tl.reshape({value}, {halved}))")
+        even = self.split(f"{name}l", count // 2, f"{name}l", shape)
+        odd = self.split(f"{name}r", count // 2, f"{name}r", shape)
+        return [v for two in zip(even, odd, strict=True) for v in two]
+
+
+def joined(values: Sequence[str]) -> str:
+    """Tensors along a new last dimension, which is several of two."""
+    if len(values) == 1:
+        return values[0]
+    return f"tl.join({joined(values[::2])}, {joined(values[1::2])})"
+
 
 def names(prefix: str, components: Iterable[int]) -> str:
     """`h0, h1` of h."""

@@ -18,7 +18,7 @@ from dataclasses import replace
 from ...program.cpp_and_triton_expressions import TRITON
 from ...program.dtypes import TRITON_MEMORY
 from ...program.operator import spans
-from .emitter import names, plus, pointer, stride_name, times
+from .emitter import joined, names, plus, pointer, stride_name, times
 from .frame import Frame
 from .kernel import TritonKernel
 
@@ -178,7 +178,7 @@ class Memory(Frame):
             self.find_step_of(self.first_item("q"))
         for k, _, c in self.raw:
             if self.is_piece:
-                found = self.split(f"{raw}v{c}", items, f"{raw}{c}")
+                found = self.split(f"{raw}v{c}", items, f"{raw}{c}", self.tile_shape)
                 if k in self.kernel.shifted:
                     found = (
                         [f"{raw}w{c}", *found[:-1]]
@@ -196,17 +196,6 @@ class Memory(Frame):
                     shape = f"{self.tile_shape[:-1]}, 2]"
                     two = ", ".join(f"{raw}{c + part}_{u}" for part in range(2))
                     self(f"{two} = tl.split(tl.reshape({raw}v{k}_{u}, {shape}))")
-
-    def split(self, value: str, count: int, name: str) -> list[str]:
-        """The values of the last dimension, of `count`, a power of two."""
-        if count == 1:
-            self(f"{name} = tl.reshape({value}, {self.tile_shape})")
-            return [name]
-        shape = f"{self.tile_shape[:-1]}, {count // 2}, 2]"
-        self(f"{name}l, {name}r = tl.split(tl.reshape({value}, {shape}))")
-        even = self.split(f"{name}l", count // 2, f"{name}l")
-        odd = self.split(f"{name}r", count // 2, f"{name}r")
-        return [v for two in zip(even, odd, strict=True) for v in two]
 
     def loaded(self, k: int, part: int, c: int, u: int) -> str:
         """An input component at item u; of a leaf that is read one step further, after it."""
@@ -355,10 +344,3 @@ def load_text(at: str, mask: str) -> str:
 
 def store_text(at: str, value: str, mask: str) -> str:
     return f"tl.store({at}, {value}, {mask})" if mask else f"tl.store({at}, {value})"
-
-
-def joined(values: list[str]) -> str:
-    """Tensors along a new last dimension, which is several of two."""
-    if len(values) == 1:
-        return values[0]
-    return f"tl.join({joined(values[::2])}, {joined(values[1::2])})"

@@ -76,7 +76,8 @@ def described_kernel(compiled: Any, tensors: int, numbers: int) -> Description:
 class LoadedKernel:
     """A Triton kernel with every argument but its tensors (`GpuKernel`).
 
-    names: the tensors in the kernel's order; carries: the shape of chunk carries.
+    names: the tensors in the kernel's order; carries: the shape of chunk carries; fused: as
+        `float_options` has it. registers: the most that a thread may have, on NVIDIA GPUs.
     compiled: what Triton compiled at the first launch. It also depends on which tensors are aligned
         to 16 bytes: those of later launches are aligned alike, as an executable's tensors are.
     """
@@ -87,6 +88,8 @@ class LoadedKernel:
     names: list[Name]
     integers: list[int]
     carries: tuple[int, ...] = ()
+    fused: bool = False
+    registers: int | None = None
     compiled: Any = None
 
     def shown(self) -> str:
@@ -129,7 +132,11 @@ class LoadedKernel:
     def compile_and_launch(self, given: Sequence[torch.Tensor]) -> None:
         """Through Triton's launcher, which compiles what it does not know."""
         real = [torch.view_as_real(t) if t.is_complex() else t for t in given]
-        options = {"num_warps": self.kernel.tile.warps, **float_options(given[0].device.type)}
+        device_type = given[0].device.type
+        options: dict[str, Any] = {"num_warps": self.kernel.tile.warps}
+        options |= float_options(device_type, self.fused)
+        if self.registers is not None and is_nvidia(device_type):
+            options["maxnreg"] = self.registers
         try:
             compiled = triton_loader.launch(
                 self.function, self.grid, *real, *self.integers, **options
@@ -153,12 +160,15 @@ def add_launch(commands: CommandList, built: LoadedKernel, tables: Sequence[int]
 
 
 @functools.cache
-def float_options(device_type: str) -> dict[str, bool]:
-    """Products and sums are rounded one by one, as on the CPU (memory is the limit anyway), and
-    NVIDIA's mathematical functions keep denormals."""
-    if device_type == "cuda" and torch.version.hip is None:
-        return {"enable_fp_fusion": False, "enable_reflect_ftz": False}
-    return {"enable_fp_fusion": False}
+def float_options(device_type: str, fused: bool) -> dict[str, bool]:
+    """NVIDIA's mathematical functions keep denormals. fused: whether a product and a sum may be one
+    instruction, rounded once; else each is rounded, as on the CPU."""
+    flags = {"enable_fp_fusion": fused}
+    return {**flags, "enable_reflect_ftz": False} if is_nvidia(device_type) else flags
+
+
+def is_nvidia(device_type: str) -> bool:
+    return device_type == "cuda" and torch.version.hip is None
 
 
 def plan_of(spec: Spec, layout: Layout, built: LoadedKernel, chunk: int = 0) -> Plan:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.target_info import is_cuda
 
 if triton.knobs.runtime.interpret:
     from . import interpreted_libdevice as libdevice
@@ -180,6 +181,28 @@ def tanh(x):
 
 
 @triton.jit
+def power_of_two(x):
+    """2^x in float32, accurate to two units in the last place; results below 2^-126 may be zero.
+    NVIDIA's instruction: Triton would add three that keep such results."""
+    if is_cuda():
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return tl.exp2(x)
+
+
+@triton.jit
+def fetch(pointer):
+    """Ask for memory that will be read soon. Only on NVIDIA GPUs, into the L2 cache."""
+    if is_cuda():
+        tl.inline_asm_elementwise(
+            "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [pointer.to(tl.int64)],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
 def float_to_int(x, dtype: tl.constexpr):
     """Through int64, or int32 for all smaller integers; what does not fit gives the least one."""
     if dtype == tl.int64:
@@ -195,5 +218,9 @@ def round_bf16(x):
     return x.to(tl.bfloat16).to(tl.float32)
 
 
-if triton.knobs.runtime.interpret:  # its casts to bfloat16 truncate
+if triton.knobs.runtime.interpret:  # which has no assembler, and whose casts to bfloat16 truncate
     round_bf16 = libdevice.round_bf16
+    power_of_two = libdevice.exp2
+
+    def fetch(pointer):
+        pass

@@ -175,7 +175,7 @@ def compile_kernel(loaded: LoadedKernel, given: Sequence[Tensor], target: str) -
     signature = dict(zip(loaded.function.arg_names, kinds, strict=True))
     source = ASTSource(loaded.function, signature, constants, attributes)
     gpu = GPUTarget(*TARGETS[target])
-    options = {"num_warps": loaded.kernel.tile.warps, **float_options(gpu.backend)}
+    options = {"num_warps": loaded.kernel.tile.warps, **float_options(gpu.backend, loaded.fused)}
     return compile(source, target=gpu, options=options).asm
 
 

@@ -22,16 +22,19 @@ backwards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ....autodiff.vector_adjoint import BackwardStep, backward_step
 from ....program.cpp_and_triton_expressions import TRITON
+from ....program.dtypes import TRITON_MEMORY
 from ....program.program_builder import Program
 from ....program.vectors.vector_operator import part_dtypes
-from ...base.vectors.kernel import CHUNK, BackwardKernel
+from ...base.vectors.kernel import CHUNK, BackwardKernel, VectorPort
 from .grouped_steps import GROUP, group_program
 from .grouped_text import GroupedText
+from .text import UNREAD, Value, one
 from .tile import KEPT_CARRIES
 
 
@@ -40,10 +43,15 @@ class Recomputed:
     """The names of what one step's recomputation left: the carry before and after it, and the kept
     values. t: its place."""
 
-    before: list[str]
-    after: list[str]
-    kept: list[str]
+    before: list[Value]
+    after: list[Value]
+    kept: list[Value]
     t: str
+
+
+def is_summed(gradient: VectorPort) -> bool:
+    """Whether a gradient with states is summed over the lanes, step by step."""
+    return gradient.state and gradient.varies_in_time and not gradient.lane
 
 
 class BackwardText(GroupedText):
@@ -60,7 +68,6 @@ class BackwardText(GroupedText):
         # Of each part of a gradient: its leaf's number, and its place in it.
         self.gradients = [(self.adjoint.wanted[k], n) for k, n in places]
         self.gradient_kinds = part_dtypes(self.adjoint.gradient_leaves)
-        self.added = 0  # how many values `add_all` adds, if it is needed
 
     def text(self) -> str:
         kernel, adjoint = self.kernel, self.adjoint
@@ -85,25 +92,26 @@ class BackwardText(GroupedText):
             with self.block("if count > 0:"):
                 self.first_step()
         for d, (k, n) in enumerate(self.gradients):
-            if not kernel.port["gradient", k].varies_in_time:
-                self.store_gradient(k, n, f"d{d}", None)
+            port = kernel.port["gradient", k]
+            if not port.varies_in_time:
+                self.store_gradient(k, n, self.named(f"d{d}", port.state), None)
         self.leave("end", kernel.ends, "m")
         return self.whole()
 
     def enter(self) -> None:
         """The cotangent of the carry that leaves, and sums of nothing."""
         places = self.leaf_parts(self.op.state)
-        for c in self.carry:
+        for c, targets in zip(self.carry, self.carried("m", self.carry), strict=True):
             k, n = places[c]
-            value = TRITON.literal(0, self.kinds[c])
+            value: Value = (TRITON.literal(0, self.kinds[c]),)
             if k in self.adjoint.seeded:
-                value = self.load("seed", k, n, self.kinds[c])
-            self(f"m{c} = tl.broadcast_to({value}, {self.shape(self.op.state_varies[c])})")
+                value = self.load(f"seed{c}", "seed", k, n, self.kinds[c])
+            self.shaped(targets, value, self.op.state_varies[c])
         for d, (k, _) in enumerate(self.gradients):
             port = self.kernel.port["gradient", k]
             if not port.varies_in_time:
                 zero = TRITON.literal(0, self.gradient_kinds[d])
-                self(f"d{d} = tl.broadcast_to({zero}, {self.shape(port.state)})")
+                self.shaped(self.named(f"d{d}", port.state), (zero,), port.state)
                 if not port.state:
                     self(f"f{d} = tl.broadcast_to({zero}, {self.group_shape})")
 
@@ -124,28 +132,29 @@ class BackwardText(GroupedText):
         self("tl.debug_barrier()")  # the reads of the chunk after this one have ended
         self.load_group(after.used_inputs, "begin_chunk", "any_group")
         with self.block("for g in range(0, groups_here):"):
-            self.keep(self.scratch("g"), carry, [f"s{c}" for c in carry])
-            for name in self.group_names(after.used_inputs):
-                self(f"{name} = {name}n")
-            self.load_group(after.used_inputs, f"(begin_chunk + {GROUP} * (g + 1))", "any_group")
+            self.keep(self.scratch("g"), carry, self.carried("s", carry))
+            self.take_loaded(after.used_inputs)
+            self.load_group(after.used_inputs, f"(begin_chunk + {GROUP} * (g + 1))", "")
             self.advance_group(after)
         with self.block("for i in range(0, left_over):"):
-            self.keep(self.scratch(f"{chunk // GROUP} + i"), carry, [f"s{c}" for c in carry])
+            self.keep(self.scratch(f"{chunk // GROUP} + i"), carry, self.carried("s", carry))
             self.advance(step, "tail + i")
         self("tl.debug_barrier()")
         with self.block("for i in range(0, left_over):"):
             self("last = left_over - 1 - i")
             self.kept(self.scratch(f"{chunk // GROUP} + last"), carry, carry)
-            self.pull(step, self.recompute(step, [f"s{c}" for c in carry], 0, "(tail + last)"), 0)
-        self.load_alike_of(step, f"(tail - {GROUP})", "n")
+            self.pull(step, self.recompute(step, self.carried("s", carry), 0, "(tail + last)"), 0)
+        self.load_alike_of(step, f"(tail - {GROUP})", "any_group")
         with self.block("for i in range(0, groups_here):"):
             self("g = groups_here - 1 - i")
             self(f"low = begin_chunk + g * {GROUP}")
             self.kept(self.scratch("g"), carry, carry)
-            for name in self.alike_names(step):
-                self(f"{name} = {name}n")
-            self.load_alike_of(step, f"(low - {GROUP})", "n")
+            self.take_alike(self.alike_names(step))
+            self.load_alike_of(step, f"(low - {GROUP})", "")
+            self.fetch_group(self.leaves_of(step), f"(low - {CHUNK})")
             self.group(step)
+        if self.summed:
+            self.add_sums()
 
     def scratch(self, slot: str) -> str:
         """Where the carry number `slot` of a chunk is kept."""
@@ -158,7 +167,8 @@ class BackwardText(GroupedText):
         program = step.recomputed.select(range(len(self.carry)))
         self("t = " + self.place(f"({q})", "count"))
         x = self.load_inputs(program.used_inputs, "t")
-        names = self.compute(program, [*self.state_names("s", self.carry), *x], "v")
+        state = self.all_parts(self.carried("s", self.carry), self.carry)
+        names = self.compute(program, [*state, *x], self.op.step_varies, "v")
         self.set_carry("s", self.carry, names)
 
     # Groups of steps.
@@ -189,6 +199,12 @@ class BackwardText(GroupedText):
             for g, (k, n) in enumerate(self.leaf_parts(leaves))
         ]
 
+    def leaves_of(self, step: BackwardStep) -> list[tuple[str, int]]:
+        """The leaves that a step reads."""
+        base, used = len(self.op.step_inputs) + len(self.carry), step.pulled.used_inputs
+        cotangents = [("cotangent", k) for g, k, _, _ in self.cotangent_parts() if base + g in used]
+        return [*self.input_leaves(self.varying(self.used)), *cotangents]
+
     def alike_names(self, step: BackwardStep) -> list[str]:
         """The names of what `load_alike_of` loads."""
         found = [f"x{c}_" for c in self.split_inputs(self.used)[0]]
@@ -201,15 +217,14 @@ class BackwardText(GroupedText):
             if base + g in step.pulled.used_inputs and not self.kernel.port["cotangent", k].state
         ]  # fmt: skip
 
-    def load_alike_of(self, step: BackwardStep, low: str, end: str) -> None:
+    def load_alike_of(self, step: BackwardStep, low: str, when: str) -> None:
         """The inputs and cotangents of the group from `low` on that have one value for all
-        states."""
-        self.load_alike(self.split_inputs(self.used)[0], low, "any_group", end)
-        inside = f"flat_present & {self.flat('any_group')}"
+        states. when: as `load_group` has it."""
+        self.load_alike(self.split_inputs(self.used)[0], low, when)
         alike = self.alike_cotangents(step)
         for g, k, n, kind in self.cotangent_parts():
             if g in alike:
-                self(f"g{g}_{end} = {self.load_flat('cotangent', k, n, kind, inside)}")
+                self(f"g{g}_n = {self.load_flat('cotangent', k, n, kind, when)}")
 
     def advance_group(self, program: Program) -> None:
         """The carry after a group of steps."""
@@ -217,8 +232,9 @@ class BackwardText(GroupedText):
         grouped = group_program(
             program, self.op.step_varies, frozenset(range(self.width)), frozenset(carry)
         )
-        names = [*self.state_names("s", self.carry), *self.input_names(program.used_inputs, "_")]
-        names += [f"v{k}" for k in range(len(names), len(program.dtypes))]
+        state = self.all_parts(self.carried("s", self.carry), self.carry)
+        known = [*state, *self.input_names(program.used_inputs, "_")]
+        names = self.group_values(known, "v", program)
         self.early(grouped, names)
         for j in range(GROUP):
             own = self.core(grouped, names, {}, j, "v")
@@ -230,39 +246,39 @@ class BackwardText(GroupedText):
         others = self.split_inputs(self.used)[1]
         for j in range(GROUP):
             self(f"t{j} = {self.place(f'(low + {j})', 'count')}")
-            self.load_inputs(frozenset(others), f"t{j}", f"_{j}", whole=True)
+            self.load_inputs(frozenset(others), f"t{j}", f"_{j}")
         kept = range(count, len(program.outputs))
         by_step = frozenset(range(count)) | {n for n in kept if step.kept[n - count][1]}
         forward = group_program(program, self.op.step_varies, frozenset(range(self.width)), by_step)
         inputs = self.input_names(self.used, "_")
-        names = [*self.state_names("s", self.carry), *inputs]
-        names += [f"p{k}" for k in range(len(names), len(program.dtypes))]
+        state = self.all_parts(self.carried("s", self.carry), self.carry)
+        names = self.group_values([*state, *inputs], "p", program)
         self.early(forward, names)
-        steps: list[list[str]] = []  # of each: its carry, then what it keeps of its own
-        before = [f"s{c}" for c in self.carry]
+        steps: list[list[Value]] = []  # of each: its carry, then what it keeps of its own
+        before = self.carried("s", self.carry)
         for j in range(GROUP):
-            state = dict(zip(self.carry, before, strict=True))
-            own = self.core(forward, names, state, j, "p")
+            own_state = dict(zip(self.carry, before, strict=True))
+            own = self.core(forward, names, own_state, j, "p")
             for v in forward.handed:
                 self.hand(f"pc{v}", own[v], j, j == 0)
-            after = []
-            for n in range(len(program.outputs)):
-                after.append(own[program.outputs[n]] if n in by_step else "unread")
+            outputs = enumerate(program.outputs)
+            after = [own[v] if n in by_step else UNREAD for n, v in outputs]
             for n, c in enumerate(self.carry):  # in the shape of a carry
-                shape = self.shape(self.op.state_varies[c])
-                self(f"p{j}_after{n} = tl.broadcast_to({after[n]}, {shape})")
-                after[n] = f"p{j}_after{n}"
+                varies = self.op.state_varies[c]
+                targets = self.named(f"p{j}_after{n}", varies)
+                self.shaped(targets, after[n], varies)
+                after[n] = targets
             steps.append([*before, *after])
             before = after[:count]
         for v in forward.handed:
-            names[v] = f"pc{v}"
+            names[v] = (f"pc{v}",)
         self.late(forward, names)
         alike_kept = [names[v] for v in program.outputs[count:]]
         self.pull_group(step, steps, inputs, alike_kept)
 
     def pull_group(
-        self, step: BackwardStep, steps: Sequence[list[str]], inputs: Sequence[str],
-        kept: Sequence[str],
+        self, step: BackwardStep, steps: Sequence[list[Value]], inputs: Sequence[Value],
+        kept: Sequence[Value],
     ) -> None:  # fmt: skip
         """A group of steps backwards. steps: of each the carry before and after it, and the kept
         values of its own; inputs, kept: those of all steps."""
@@ -279,24 +295,24 @@ class BackwardText(GroupedText):
             count + d for d, port in enumerate(ports) if port.state
         }  # fmt: skip
         grouped = group_program(program, step.pulled_varies, frozenset(serial), by_step)
-        names = [*["unread"] * self.width, *inputs, *["unread"] * count]
-        names += [f"g{g}_" for g, _, _, _ in parts]
-        names += [f"m{c}" for c in self.carry]
-        names += kept
-        names += [f"r{k}" for k in range(len(names), len(program.dtypes))]
+        cotangents = [
+            self.named(f"g{g}_", self.kernel.port["cotangent", k].state) for g, k, _, _ in parts
+        ]
+        carry = self.carried("m", self.carry)
+        known = [*[UNREAD] * self.width, *inputs, *[UNREAD] * count, *cotangents, *carry, *kept]
+        names = self.group_values(known, "r", program)
         self.early(grouped, names)
-        sums: list[tuple[int, int, int, str]] = []  # leaf, place, step, value
+        sums: dict[tuple[int, int], list[Value]] = {}
         for j in reversed(range(GROUP)):
             before, after = steps[j][:count], steps[j][count : 2 * count]
             own = dict(zip(self.carry, before, strict=True))
             own |= {width + n: name for n, name in enumerate(after)}
-            own |= {seeds + len(parts) + n: f"m{c}" for n, c in enumerate(self.carry)}
+            own |= {seeds + len(parts) + n: name for n, name in enumerate(carry)}
             own |= {first_kept + n: steps[j][2 * count + n] for n in range(len(step.kept))
                     if first_kept + n in own_kept}  # fmt: skip
             for g, k, n, kind in parts:
                 if seeds + g in with_states and seeds + g in program.used_inputs:
-                    self(f"g{g}_{j} = {self.load('cotangent', k, n, kind, f't{j}')}")
-                    own[seeds + g] = f"g{g}_{j}"
+                    own[seeds + g] = self.load(f"g{g}_{j}", "cotangent", k, n, kind, f"t{j}")
             found = self.core(grouped, names, own, j, "r")
             for v in grouped.handed:
                 self.hand(f"rc{v}", found[v], j, j == GROUP - 1)
@@ -305,72 +321,119 @@ class BackwardText(GroupedText):
                 if not ports[d].state:
                     continue
                 if not ports[d].varies_in_time:
-                    self(f"d{d} = d{d} + {value}")
+                    self.add(self.of_states(f"d{d}"), value)
                 elif ports[d].lane:
                     self.store("gradient", k, n, value, f"t{j}")
                 else:
-                    self(f"sum{d}_{j} = {self.of_present(value, k, self.shape(True))}")
-                    sums.append((k, n, j, f"sum{d}_{j}"))
+                    targets = self.of_states(f"sum{d}_{j}")
+                    for i, target in enumerate(targets):
+                        self(f"{target} = {self.of_present(one(value, i), k, self.shape(True))}")
+                    sums.setdefault((k, n), []).insert(0, targets)  # the steps upwards
             self.set_carry("m", self.carry, [found[v] for v in program.outputs[:count]])
         for v in grouped.handed:
-            names[v] = f"rc{v}"
+            names[v] = (f"rc{v}",)
         self.late(grouped, names)
-        self.store_sums(sums)
+        if sums:
+            self.keep_sums(sums)
         self(f"times = {self.place('(low + flat_step)', 'count')}")
         for d, (k, n) in enumerate(self.gradients):
-            value, port = names[program.outputs[count + d]], ports[d]
+            port = ports[d]
             if port.state:
                 continue
+            (alike,) = names[program.outputs[count + d]]
             if not port.varies_in_time:
-                self(f"f{d} = f{d} + {value}")
+                self(f"f{d} = f{d} + {alike}")
             elif port.lane:
-                self.store_flat("gradient", k, n, value, "flat_present")
+                self.store_flat("gradient", k, n, alike)
             else:
-                value = self.of_present(value, k, self.group_shape)
+                total = f"tl.sum({self.of_present(alike, k, self.group_shape)}, 0, keep_dims=True)"
                 self(f"places = {self.place('(low + step)', 'count')}")
-                self.store("gradient", k, n, f"tl.sum({value}, 0, keep_dims=True)", "places")
+                at, memory = self.at("gradient", k, n, "places"), TRITON_MEMORY[port.dtype]
+                self(f"tl.store({at}, {total}.to({memory}))")
+
+    def add(self, targets: Value, value: Value) -> None:
+        """Add a value to sums."""
+        for i, target in enumerate(targets):
+            self(f"{target} = {target} + {one(value, i)}")
 
     def of_present(self, value: str, k: int, shape: str) -> str:
         """A value, 0 for lanes that do not exist."""
         zero = TRITON.literal(0, self.op.inputs[k].scalar)
         return f"tl.where(present, tl.broadcast_to({value}, {shape}), {zero})"
 
-    def store_sums(self, sums: Sequence[tuple[int, int, int, str]]) -> None:
-        """Sums over the lanes, of all steps and leaves of a group in one reduction, and so with one
-        exchange between the warps."""
-        if not sums:
-            return
-        self.added = max(self.added, len(sums))
-        values = ", ".join(value for *_, value in sums)
-        names = [f"total{i}" for i in range(len(sums))]
-        if len(sums) == 1:
-            self(f"{names[0]} = tl.sum({values}, 0, keep_dims=True)")
-        else:
-            self(f"{', '.join(names)} = tl.reduce(({values}), 0, add_all, keep_dims=True)")
-        for (k, n, j, _), name in zip(sums, names, strict=True):
-            self.store("gradient", k, n, name, f"t{j}")
+    # Gradients that are summed over the lanes. Each warp adds up the values of its own lanes and
+    # keeps the sums; after a chunk they are added up over the warps. Were all lanes added up for
+    # each group, the warps would wait for each other as often.
+
+    @cached_property
+    def summed(self) -> list[tuple[int, int]]:
+        """Of each part of a gradient with states, summed over the lanes step by step: its leaf and
+        its place in it."""
+        return [(k, n) for k, n in self.gradients if is_summed(self.kernel.port["gradient", k])]
+
+    def partials(self, number: int, step: str, warp: str) -> str:
+        """Where the sums of a warp are kept that belong to part `number` of `summed`."""
+        size = len(self.summed) * CHUNK * self.tile.warps * self.tile.states
+        row = f"(({number * CHUNK} + {step}) * {self.tile.warps} + {warp}) * {self.tile.states}"
+        return f"partials0_ptr + tl.cast(tl.program_id(0), {self.index}) * {size} + {row}"
+
+    def keep_sums(self, sums: Mapping[tuple[int, int], Sequence[Value]]) -> None:
+        """Keep the sums over each warp's lanes. sums: of each part the values of all steps."""
+        warps, size = self.tile.warps, self.pairs // self.tile.warps
+        shape = f"[{warps}, {size // self.tile.threads}, {self.tile.threads}]"
+        for i, ((k, _), steps) in enumerate(sums.items()):
+            kind = self.op.inputs[k].scalar
+            for j, value in enumerate(steps):
+                kept = []
+                for name in value:
+                    total = f"tl.sum(tl.reshape({name}, {shape}), 1, keep_dims=True)"
+                    whole = f"tl.broadcast_to({self.as_bits(total, kind)}, {shape})"
+                    kept.append(f"tl.reshape({whole}, {self.shape(True)})")
+                at = self.partials(i, f"g * {GROUP} + {j}", f"(pair // {size})")
+                first = f"(pair % {size} < {self.tile.threads})"
+                self.store_states(f"{at} + pair_state", "1", kept, [first])
+
+    def add_sums(self) -> None:
+        """Add up what the warps kept for the groups of a chunk."""
+        self("tl.debug_barrier()")
+        self(f"""
+            row_step = tl.arange(0, {CHUNK})[:, None] + origin
+            row_state = tl.arange(0, {self.tile.states})[None, :] + origin
+            places = {self.place("(begin_chunk + row_step)", "count")}
+        """)
+        mask = f"(row_step < groups_here * {GROUP})"
+        mask += f" & (row_state < {self.op.size})" if self.padded else ""
+        for i, (k, n) in enumerate(self.summed):
+            kind = self.op.inputs[k].scalar
+            parts_of_sum = []
+            for warp in range(self.tile.warps):
+                at = f"{self.partials(i, 'row_step', str(warp))} + row_state"
+                parts_of_sum.append(self.from_bits(f"tl.load({at}, mask={mask}, other=0)", kind))
+            row, step = self.at("gradient", k, n, "places", "row"), self.state_step("gradient", k)
+            memory = TRITON_MEMORY[self.kernel.port["gradient", k].dtype]
+            total = self.folded("({0} + {1})", parts_of_sum)
+            self(f"tl.store({row} + row_state * {step}, ({total}).to({memory}), mask={mask})")
 
     def first_step(self) -> None:
         """The backward pass through a step that made its element the carry."""
         step = backward_step(self.adjoint, True)
         self.pull(step, self.recompute(step, None, 0, "0"), 0)
 
-    def recompute(self, step: BackwardStep, before: list[str] | None, j: int, q: str) -> Recomputed:
+    def recompute(
+        self, step: BackwardStep, before: list[Value] | None, j: int, q: str
+    ) -> Recomputed:
         """One step forwards. before: the names of the carry's parts; None where there is none."""
         self(f"t{j} = {self.place(q, 'count')}")
         x = self.load_inputs(step.recomputed.used_inputs, f"t{j}", "_")
-        state = self.all_parts(before)
-        names = self.compute(step.recomputed, [*state, *x], f"p{j}_")
-        count = len(self.carry)
+        state = self.all_parts(before, self.carry)
+        results = self.compute(step.recomputed, [*state, *x], self.op.step_varies, f"p{j}_")
+        count, found = len(self.carry), []
         # Copies: a name may be that of a variable that another step overwrites.
-        for n, name in enumerate(names):
-            self(f"p{j}_out{n} = {name}")
-        found = [f"p{j}_out{n}" for n in range(len(names))]
+        for n, value in enumerate(results):
+            found.append(self.named(f"p{j}_out{n}", len(value) > 1))
+            for target, name in zip(found[-1], value, strict=True):
+                self(f"{target} = {name}")
         return Recomputed(before or [], found[:count], found[count:], f"t{j}")
-
-    def all_parts(self, names: list[str] | None) -> list[str]:
-        known = dict(zip(self.carry, names or [], strict=False))
-        return [known.get(c, "unread") for c in range(self.width)]
 
     def pull(self, step: BackwardStep, done: Recomputed, j: int) -> None:
         """One step backwards."""
@@ -379,31 +442,31 @@ class BackwardText(GroupedText):
         base = len(self.op.step_inputs) + len(self.carry)
         leaves, found = self.adjoint.cotangent_leaves, []
         for g, (k, n) in enumerate(self.leaf_parts(leaves)):
-            name = "unread"
+            value = UNREAD
             if base + g in program.used_inputs:
-                name = f"g{g}"
                 number, kind = self.adjoint.cotangents[k], leaves[k].scalar
-                self(f"g{g} = {self.load('cotangent', number, n, kind, t)}")
-            found.append(name)
+                value = self.load(f"g{g}", "cotangent", number, n, kind, t)
+            found.append(value)
         inputs = [
-            *self.all_parts(done.before), *x, *done.after, *found,
-            *(f"m{c}" for c in self.carry), *done.kept,
+            *self.all_parts(done.before, self.carry), *x, *done.after, *found,
+            *self.carried("m", self.carry), *done.kept,
         ]  # fmt: skip
-        names = self.compute(program, inputs, f"r{j}_")
+        names = self.compute(program, inputs, step.pulled_varies, f"r{j}_")
         count = len(self.carry)
         for d, ((k, n), value) in enumerate(zip(self.gradients, names[count:], strict=True)):
-            if self.kernel.port["gradient", k].varies_in_time:
+            port = self.kernel.port["gradient", k]
+            if port.varies_in_time:
                 self.store_gradient(k, n, value, t)
             else:
-                self(f"d{d} = d{d} + {value}")
+                self.add(self.named(f"d{d}", port.state), value)
         self.set_carry("m", self.carry, names[:count])
 
-    def store_gradient(self, k: int, n: int, value: str, t: str | None) -> None:
+    def store_gradient(self, k: int, n: int, value: Value, t: str | None) -> None:
         """One part of a gradient, summed over the lanes where its leaf has none."""
         port = self.kernel.port["gradient", k]
         if not port.lane:
-            kind = self.op.inputs[k].scalar
-            value = f"tl.broadcast_to({value}, {self.shape(port.state)})"
-            value = f"tl.where(present, {value}, {TRITON.literal(0, kind)})"
-            value = f"tl.sum({value}, 0, keep_dims=True)"
+            shape = self.shape(port.state)
+            value = tuple(
+                f"tl.sum({self.of_present(name, k, shape)}, 0, keep_dims=True)" for name in value
+            )
         self.store("gradient", k, n, value, t, when="any_step" if t is None else "")

@@ -12,8 +12,9 @@ from __future__ import annotations
 from ....program.cpp_and_triton_expressions import TRITON
 from ....program.program_builder import Program
 from ...base.vectors.kernel import CHUNK, ForwardKernel
-from .grouped_steps import GROUP, GroupedProgram, group_program
+from .grouped_steps import FETCHED, GROUP, GroupedProgram, group_program
 from .grouped_text import GroupedText
+from .text import Value
 
 
 class ForwardText(GroupedText):
@@ -57,25 +58,31 @@ class ForwardText(GroupedText):
                 *(("output", k) for k, _, n in self.outputs() if n not in by_step),
             ]
         )
+        state = self.all_parts(self.carried("s", self.kernel.carry), self.kernel.carry)
+        known = [*state, *self.input_names(self.used, "_")]
+        names = self.group_values(known, "v", program)
+        alike, others = self.split_inputs(self.used)
         self.load_group(self.used, "start", "any_group")
+        self.early_ahead(grouped, names)
+        self.load_alike(alike, f"(start + {GROUP})", "any_group")
         with self.block("for group in range(0, groups):"):
             self.keep_chunk("group", CHUNK // GROUP)
             self(f"low = start + {GROUP} * group")
-            for name in self.group_names(self.used):
-                self(f"{name} = {name}n")
-            self.load_group(self.used, f"(low + {GROUP})", "any_group")
-            self.group(grouped)
+            self.take_early(grouped, names)
+            self.take_rows(others)
+            self.load_rows(others, f"(low + {GROUP})", "")
+            self.early_ahead(grouped, names)
+            self.load_alike(alike, f"(low + {2 * GROUP})", "")
+            self.fetch_group(self.input_leaves([*alike, *others]), f"(low + {FETCHED})")
+            self.group(grouped, names)
         with self.block(f"for rest in range({GROUP} * groups, tl.maximum(count - start, 0)):"):
             self.keep_chunk("rest", CHUNK)
             self("t = " + self.place("(start + rest)", "count"))
             self.step(False)
 
-    def group(self, grouped: GroupedProgram) -> None:
-        """A group of steps, from `low` on."""
-        program, carry = grouped.program, self.kernel.carry
-        names = [*self.state_names("s", carry), *self.input_names(self.used, "_")]
-        names += [f"v{k}" for k in range(len(names), len(program.dtypes))]
-        self.early(grouped, names)
+    def group(self, grouped: GroupedProgram, names: list[Value]) -> None:
+        """A group of steps, from `low` on, whose early values are known."""
+        program, carry, names = grouped.program, self.kernel.carry, list(names)
         for j in range(GROUP):
             own = self.core(grouped, names, {}, j, "v")
             for v in grouped.handed:
@@ -86,12 +93,13 @@ class ForwardText(GroupedText):
                     self.store("output", k, n, own[program.outputs[output]], "t")
             self.set_carry("s", carry, [own[v] for v in program.outputs[: len(carry)]])
         for v in grouped.handed:
-            names[v] = f"c{v}"
+            names[v] = (f"c{v}",)
         self.late(grouped, names)
         self(f"times = {self.place('(low + flat_step)', 'count')}")
         for k, n, output in self.outputs():
             if output not in grouped.by_step:
-                self.store_flat("output", k, n, names[program.outputs[output]], "flat_present")
+                (value,) = names[program.outputs[output]]
+                self.store_flat("output", k, n, value)
 
     def outputs(self) -> list[tuple[int, int, int]]:
         """Of each part of the outputs its leaf, its place there, and its number in the program."""
@@ -105,19 +113,18 @@ class ForwardText(GroupedText):
             return
         with self.block(f"if {number} % {size} == 0:"):
             place = self.chunk_place(f"({number} // {size})", self.kernel.carry)
-            self.keep(place, self.kernel.carry, [f"s{c}" for c in self.kernel.carry])
+            self.keep(place, self.kernel.carry, self.carried("s", self.kernel.carry))
 
     def enter(self) -> None:
         """The carry before the first step: from init, or the identity."""
         given = set(self.kernel.initial)
         places = self.leaf_parts(self.op.state)
-        for c in self.kernel.carry:
+        for c, targets in zip(self.kernel.carry, self.carried("s", self.kernel.carry), strict=True):
             k, n = places[c]
+            value: Value = (TRITON.literal(self.op.identity_values[c], self.kinds[c]),)
             if k in given:
-                value = self.load("init", k, n, self.kinds[c])
-            else:
-                value = TRITON.literal(self.op.identity_values[c], self.kinds[c])
-            self(f"s{c} = tl.broadcast_to({value}, {self.shape(self.op.state_varies[c])})")
+                value = self.load(f"init{c}", "init", k, n, self.kinds[c])
+            self.shaped(targets, value, self.op.state_varies[c])
 
     def program(self, first: bool) -> Program:
         """A step: its new carry, then its outputs."""
@@ -129,7 +136,8 @@ class ForwardText(GroupedText):
         """One step, at t."""
         carry = self.kernel.carry
         x = self.load_inputs(self.used, "t")
-        names = self.compute(self.program(first), [*self.state_names("s", carry), *x], "v")
+        state = self.all_parts(self.carried("s", carry), carry)
+        names = self.compute(self.program(first), [*state, *x], self.op.step_varies, "v")
         for (k, n), value in zip(
             self.leaf_parts(self.op.outputs), names[len(carry) :], strict=True
         ):

@@ -22,6 +22,8 @@ from ....program.vectors.state_axis import REDUCTIONS, varying
 
 # The steps of a group: 4 for the 4 threads of a lane with 16 states.
 GROUP = 4
+# How many steps before they are computed steps are fetched from memory into the L2 cache.
+FETCHED = 32
 EARLY, CORE, LATE, CONSTANT = "early", "core", "late", "constant"
 
 
@@ -40,6 +42,21 @@ class GroupedProgram:
         """The early values that are wanted step by step."""
         values = [self.program.outputs[n] for n in self.by_step]
         return self.crossing(EARLY, CORE, values)
+
+    def meets_states(self, v: int) -> bool:
+        """Whether, step by step, all that is computed of an early value varies along the states."""
+        users = [
+            k for k, i in enumerate(self.program.instructions, len(self.program.inputs))
+            if v in i.args and self.kinds[k] == CORE
+        ]  # fmt: skip
+        outputs = [self.program.outputs[n] for n in self.by_step]
+        return v not in outputs and all(self.varies[k] for k in users)
+
+    @property
+    def ready(self) -> list[int]:
+        """The early values that others follow from, or that are outputs."""
+        late = self.crossing(EARLY, LATE, self.program.outputs)
+        return sorted({*self.crossing(EARLY, CORE, ()), *late})
 
     @property
     def handed(self) -> list[int]:

@@ -7,15 +7,14 @@ the steps; `times` their places.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ....program.cpp_and_triton_expressions import TRITON
 from ....program.dtypes import TRITON_MEMORY
-from ....program.vectors.state_axis import REDUCTIONS
+from ....program.program_builder import Program
 from ..emitter import picked
 from .grouped_steps import CONSTANT, CORE, EARLY, GROUP, LATE, GroupedProgram
-from .text import VectorText
+from .text import Value, VectorText
 
 
 class GroupedText(VectorText):
@@ -34,6 +33,7 @@ class GroupedText(VectorText):
             step = tl.arange(0, {GROUP})[None, :] + origin
             flat_step = tl.arange(0, {size}) % {GROUP}
             flat_present = {self.flat("present")}
+            pair_step = pair // {self.tile.threads} % {GROUP}
         """)
 
     def flat(self, value: str) -> str:
@@ -50,13 +50,14 @@ class GroupedText(VectorText):
 
     def load_flat(self, role: str, k: int, n: int, kind: str, when: str) -> str:
         """A part of a leaf at `times`, as [lanes, steps]."""
-        loaded = f"tl.load({self.at(role, k, n, 'times', 'flat')}, mask={when}, other=0)"
+        mask = f", mask={self.flat(when)}, other=0" if when else ""
+        loaded = f"tl.load({self.at(role, k, n, 'times', 'flat')}{mask})"
         return self.converted(f"tl.reshape({loaded}, {self.group_shape})", kind)
 
-    def store_flat(self, role: str, k: int, n: int, value: str, when: str) -> None:
+    def store_flat(self, role: str, k: int, n: int, value: str) -> None:
         """A part of a leaf at `times`, from [lanes, steps]."""
         value = self.flat(f"({value}).to({TRITON_MEMORY[self.kernel.port[role, k].dtype]})")
-        self(f"tl.store({self.at(role, k, n, 'times', 'flat')}, {value}, mask={when})")
+        self(f"tl.store({self.at(role, k, n, 'times', 'flat')}, {value}, mask=flat_present)")
 
     # The inputs of a group.
 
@@ -71,49 +72,107 @@ class GroupedText(VectorText):
         places = dict(enumerate(self.leaf_parts(self.op.inputs), self.width))
         return [("input", places[c][0]) for c in parts]
 
-    def group_names(self, used: frozenset[int]) -> list[str]:
-        """The names of the inputs of a group."""
+    def take_loaded(self, used: frozenset[int]) -> None:
+        """Give the inputs of a group what was loaded ahead for it."""
         alike, others = self.split_inputs(used)
-        return [f"x{c}_" for c in alike] + [f"x{c}_{j}" for c in others for j in range(GROUP)]
+        self.take_alike([f"x{c}_" for c in alike])
+        self.take_rows(others)
 
-    def load_group(self, used: frozenset[int], low: str, when: str, end: str = "n") -> None:
+    def take_alike(self, names: Sequence[str]) -> None:
+        """Give these values of all steps of a group what was loaded ahead for them."""
+        self.assign([tuple(names)], [tuple(f"{name}n" for name in names)])
+
+    def take_rows(self, parts: Sequence[int]) -> None:
+        """The part of `take_loaded` for inputs that vary along the states."""
+        names = [f"x{c}_{j}" for c in parts for j in range(GROUP)]
+        self.assign(
+            [self.of_states(name) for name in names], [self.of_states(f"{name}n") for name in names]
+        )
+
+    def load_group(self, used: frozenset[int], low: str, when: str) -> None:
         """The inputs of the group of steps from `low` on; past the last step, its own once more.
-        when: a condition, [1, 1]."""
+        when: a condition, [1, 1]; empty where there are steps."""
         alike, others = self.split_inputs(used)
-        self.load_alike(alike, low, when, end)
-        for j in range(GROUP if others else 0):
-            self(f"t = {self.place(self.bounded(f'{low} + {j}'), 'count')}")
-            self.load_inputs(frozenset(others), "t", f"_{j}{end}", when)
+        self.load_alike(alike, low, when)
+        self.load_rows(others, low, when)
 
-    def load_alike(self, parts: Sequence[int], low: str, when: str, end: str = "n") -> None:
-        """Those of them that have one value for all states."""
+    def load_rows(self, parts: Sequence[int], low: str, when: str) -> None:
+        """Those of them that vary along the states. All are loaded at once, at the beginning of the
+        group before: a load amid its steps would make them wait for memory, since a warp has few
+        marks of what it waits for."""
+        for j in range(GROUP if parts else 0):
+            self(f"t = {self.place(self.bounded(f'{low} + {j}'), 'count')}")
+            self.load_inputs(frozenset(parts), "t", f"_{j}n", when)
+
+    def load_alike(self, parts: Sequence[int], low: str, when: str) -> None:
+        """Those of them that have one value for all states, of all steps."""
         places = dict(enumerate(self.leaf_parts(self.op.inputs), self.width))
         self(f"times = {self.place(self.bounded(f'{low} + flat_step'), 'count')}")
-        inside = f"flat_present & {self.flat(when)}"
         for c in parts:
-            loaded = self.load_flat("input", *places[c], self.op.step_inputs[c], inside)
-            self(f"x{c}_{end} = {loaded}")
+            loaded = self.load_flat("input", *places[c], self.op.step_inputs[c], when)
+            self(f"x{c}_n = {loaded}")
+
+    def fetch_group(self, leaves: Iterable[tuple[str, int]], low: str) -> None:
+        """Ask for the steps of a group from `low` on, which will be read some groups later."""
+        self(f"""
+            flat_times = {self.place(self.bounded(f"{low} + flat_step"), "count")}
+            pair_times = {self.place(self.bounded(f"{low} + pair_step"), "count")}
+        """)
+        for role, k in dict.fromkeys(leaves):
+            port = self.kernel.port[role, k]
+            kind, at = ("pair", "at") if port.state else ("flat", "flat")
+            place = self.at(role, k, 0, f"{kind}_times", at)
+            self(f"scalar.fetch({place})")
 
     def bounded(self, step: str) -> str:
         return f"tl.maximum(tl.minimum({step}, count - 1), 0)"
 
     # The values of a group.
 
-    def names_at(self, names: Sequence[str], j: int) -> list[str]:
+    def names_at(self, names: Sequence[Value], j: int) -> list[Value]:
         """The names of a program's inputs at step j of a group, from those of all steps."""
         found = list(names)
         for c in self.varying(frozenset(range(len(self.op.step_inputs)))):
             if self.op.step_varies[c]:
-                found[c] = f"x{c}_{j}"
+                found[c] = self.of_states(f"x{c}_{j}")
         return found
 
-    def early(self, grouped: GroupedProgram, names: Sequence[str]) -> None:
-        self.define(grouped, (EARLY, CONSTANT), names)
+    def group_values(self, known: Sequence[Value], prefix: str, program: Program) -> list[Value]:
+        """The names of all values of a group's program: those of its inputs, then new ones."""
+        numbers = range(len(known), len(program.dtypes))
+        return [*known, *((f"{prefix}{k}",) for k in numbers)]
+
+    def early(self, grouped: GroupedProgram, names: Sequence[Value]) -> None:
+        self.define_all(grouped, (EARLY, CONSTANT), names)
+
+    # A group's early values can be computed while the group before it is under way: none of them
+    # waits for the carry, and each takes long.
+
+    def early_ahead(self, grouped: GroupedProgram, names: Sequence[Value]) -> None:
+        """The early values of the next group, from its inputs, under names with e at the end."""
+        inputs = len(grouped.program.inputs)
+        varying = self.varying(frozenset(range(inputs)))
+        ahead = [
+            (f"x{v}_n",) if v in varying else value if v < inputs else (f"{value[0]}e",)
+            for v, value in enumerate(names)
+        ]
+        self.define_all(grouped, (EARLY, CONSTANT), ahead)
+        for v in grouped.ready:
+            if v in varying:
+                self(f"x{v}_e = x{v}_n")
+
+    def take_early(self, grouped: GroupedProgram, names: Sequence[Value]) -> None:
+        """Give a group the early values that were computed ahead for it."""
+        varying = self.varying(frozenset(range(len(grouped.program.inputs))))
+        for v in grouped.ready:
+            if v in varying or v >= len(grouped.program.inputs):
+                self(f"{names[v][0]} = {names[v][0]}e")
+        self.define_all(grouped, (CONSTANT,), names)
 
     def core(
-        self, grouped: GroupedProgram, names: Sequence[str], own: Mapping[int, str], j: int,
+        self, grouped: GroupedProgram, names: Sequence[Value], own: Mapping[int, Value], j: int,
         prefix: str,
-    ) -> list[str]:  # fmt: skip
+    ) -> list[Value]:  # fmt: skip
         """The values of step j under names of their own, which are returned. own: names of inputs
         that are known at this step only."""
         program, inputs = grouped.program, len(grouped.program.inputs)
@@ -121,36 +180,39 @@ class GroupedText(VectorText):
         for v, name in own.items():
             found[v] = name
         for v in grouped.picked:
-            if found[v] == names[v] and self.differs(names[v]):
-                where = f"step == {j}"
-                found[v] = f"{prefix}{j}_o{v}"
-                self(f"{found[v]} = {picked(names[v], where, 1, program.dtypes[v])}")
+            (early,) = names[v]  # one value for all states
+            if found[v] == names[v] and self.differs(early):
+                found[v] = (f"{prefix}{j}_o{v}",)
+                one = picked(early, f"step == {j}", 1, program.dtypes[v])
+                if self.tile.threads == GROUP and grouped.meets_states(v):
+                    # It may be a tensor of all threads of a lane.
+                    one = f"tl.gather({early}, tl.full({self.shape(True)}, {j}, tl.int32), 1)"
+                self(f"{found[v][0]} = {one}")
         for k in range(inputs, len(found)):
             if grouped.kinds[k] == CORE:
-                found[k] = f"{prefix}{j}_{k}"
-        self.define(grouped, (CORE,), found)
+                found[k] = self.named(f"{prefix}{j}_{k}", grouped.varies[k])
+        self.define_all(grouped, (CORE,), found)
         return found
 
     def differs(self, name: str) -> bool:
         """Whether a value has one for each step of a group: not inputs that are equal at all."""
         return not (name.startswith("x") and name[1:].isdigit())
 
-    def hand(self, target: str, value: str, j: int, first: bool) -> None:
+    def hand(self, target: str, value: Value, j: int, first: bool) -> None:
         """Put the value of step j into a tile [lanes, steps]."""
-        value = f"tl.broadcast_to({value}, {self.group_shape})"
-        self(f"{target} = {value if first else f'tl.where(step == {j}, {value}, {target})'}")
+        (name,) = value
+        whole = f"tl.broadcast_to({name}, {self.group_shape})"
+        self(f"{target} = {whole if first else f'tl.where(step == {j}, {whole}, {target})'}")
 
-    def late(self, grouped: GroupedProgram, names: Sequence[str]) -> None:
-        self.define(grouped, (LATE,), names)
+    def late(self, grouped: GroupedProgram, names: Sequence[Value]) -> None:
+        self.define_all(grouped, (LATE,), names)
 
-    def define(self, grouped: GroupedProgram, kinds: Sequence[str], names: Sequence[str]) -> None:
+    def define_all(
+        self, grouped: GroupedProgram, kinds: Sequence[str], names: Sequence[Value]
+    ) -> None:
         """The values of these kinds, under their names."""
         program = grouped.program
-        for k, i in enumerate(program.instructions, len(program.inputs)):
-            if grouped.kinds[k] not in kinds:
-                continue
-            if i.op in REDUCTIONS:
-                text = self.reduced(i.op, i.dtype, names[i.args[0]])
-            else:
-                text = TRITON.expression(i, names, program.dtypes)
-            self(f"{names[k]} = {text}")
+        first = len(program.inputs)
+        for k in range(len(program.instructions)):
+            if grouped.kinds[first + k] in kinds:
+                self.define(names, k, program, grouped.varies[first + k])

@@ -8,6 +8,9 @@ and written as they lie, whatever their strides.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import torch
 
 from ....autodiff.vector_adjoint import backward_step
 from ....errors import BackendError
@@ -15,16 +18,21 @@ from ....program.cpp_and_triton_expressions import TRITON
 from ....program.program_builder import Program
 from ....program.vectors.state_axis import REDUCTIONS
 from ....program.vectors.vector_adjoint import VectorAdjoint
+from ....program.vectors.vector_operator import parts
+from ...base.device_properties import processors
 from ...base.executable import Executable
 from ...base.scan_spec import ScanSpec
 from ...base.vectors import prepare as tensors_of
-from ...base.vectors.kernel import carry_dtype, padded
+from ...base.vectors.kernel import CHUNK, BackwardKernel, carry_dtype, padded
 from ...base.vectors.prepare import Prepared, Spec, Tensors
 from ..loader import load
 from ..prepare import LoadedKernel
+from .backward_source import is_summed
 from .source import source
 from .tile import KEPT_CARRIES, choose_tile
 
+# The warps of a multiprocessor whose threads have 255 registers each, and what leaves room for 12.
+WARPS_OF_WIDE_THREADS, FEWER_REGISTERS = 8, 168
 # The most operations of a step that are compiled (an estimate).
 MAX_OPERATIONS = 1000
 
@@ -48,7 +56,29 @@ def prepare_backward(spec: ScanSpec[VectorAdjoint], tensors: Tensors) -> Executa
     shape = (rows, KEPT_CARRIES, padded(ports.lanes), size)
     commands.slots["scratch", 0] = commands.allocate(shape, carry_dtype(adjoint.op))
     ports.add_whole("scratch", commands.spec_of(commands.slots["scratch", 0]))
+    add_partials(found)
     return launched(found)
+
+
+def add_partials(found: Prepared) -> None:
+    """Memory for the sums of gradients over the lanes of each warp."""
+    summed = {k for role, k, port in found.ports.found if role == "gradient" and is_summed(port)}
+    count = sum(parts(found.kernel.vectors.inputs[k]) for k in summed)
+    if count:
+        tile, commands = found.kernel.tile, found.commands
+        programs = found.groups * found.spec.sequence_count
+        shape = (programs, count, CHUNK, tile.warps, tile.states)
+        slot = commands.allocate(shape, carry_dtype(found.kernel.vectors))
+        commands.slots["partials", 0] = slot
+        found.ports.add_whole("partials", commands.spec_of(slot))
+
+
+def most_registers(kernel: Any, programs: int, device: torch.device) -> int | None:
+    """The most registers of a thread of a backward pass whose warps do not all fit on the GPU with
+    as many as the compiler would take."""
+    warps = programs * kernel.tile.warps
+    crowded = warps > processors(device) * WARPS_OF_WIDE_THREADS
+    return FEWER_REGISTERS if crowded and isinstance(kernel, BackwardKernel) else None
 
 
 def check_programs(name: str, *programs: Program) -> None:
@@ -74,7 +104,11 @@ def launched(found: Prepared) -> Executable:
         integers = [sizes[name] for name in kernel.sizes()]
         integers += [found.ports.values[which] for which in kernel.strides()]
         count = found.groups * found.spec.sequence_count
-        built = LoadedKernel(load(source(kernel)), kernel, (count, 1, 1), kernel.pointers, integers)
+        registers = most_registers(kernel, count, found.spec.device)
+        built = LoadedKernel(  # instructions are the limit, so that products and sums are fused
+            load(source(kernel)), kernel, (count, 1, 1), kernel.pointers, integers, fused=True,
+            registers=registers,
+        )  # fmt: skip
         found.commands.launch(built, found.slots())
     else:
         found.set_to_zero()

@@ -1,22 +1,34 @@
 """What the texts of forward and backward kernels over vectors have in common.
 
 Names in the text: s0, s1, … the parts of the carry; x0, … those of the inputs, in the numbering of
-a step's programs (`VectorOperator.step_inputs`, whose first are the carry's).
+a step's programs (`VectorOperator.step_inputs`, whose first are the carry's). Where a thread has
+several states, a part that varies along them has a name for each: s1_i0, s1_i1, ….
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 
 from ....program.cpp_and_triton_expressions import TRITON
 from ....program.dtypes import FLOATS, TRITON_MEMORY
 from ....program.operator import Leaf
 from ....program.program_builder import Program, integer_range
-from ....program.vectors.state_axis import REDUCTIONS
+from ....program.vectors.state_axis import REDUCTIONS, varying
 from ....program.vectors.vector_operator import part_dtypes, parts
 from ...base.vectors.kernel import CHUNK, STRIDES, VectorKernel
-from ..emitter import Emitter, plus, pointer, stride_name
+from ..emitter import Emitter, joined, plus, pointer, stride_name
+
+# The names of a value's tensors: one, or one for each state of a thread.
+Value = tuple[str, ...]
+UNREAD: Value = ("unread",)
+LOG2E = math.log2(math.e)
+
+
+def one(value: Value, i: int) -> str:
+    """The tensor of a value for state i of each thread."""
+    return value[i] if len(value) > 1 else value[0]
 
 
 class VectorText(Emitter):
@@ -34,13 +46,15 @@ class VectorText(Emitter):
     # Which chains, and where they lie.
 
     def find_chains(self) -> None:
-        """The lanes, the states, and the indices of the other dimensions of this program."""
+        """The lanes, the states, and the indices of the other dimensions of this program. Past the
+        last lane, that one once more, whose results are not stored; `slot` tells them apart."""
         self.find_program()
         self(f"""
             blocks = tl.cdiv(lanes, {self.tile.lanes})
             origin = tl.zeros([1, 1], {self.index})
-            state = tl.arange(0, {self.tile.states})[None, :] + origin
             here = tl.arange(0, {self.tile.lanes})[:, None] + origin
+            pair = tl.arange(0, {self.pairs})[:, None] + origin
+            item = tl.arange(0, {self.tile.items})[None, :] + origin
         """)
         if self.kernel.packed:
             self.split_off("sequence", "sequences")
@@ -48,10 +62,18 @@ class VectorText(Emitter):
             block = index % blocks
             index = index // blocks
             row = index
-            lane = block * {self.tile.lanes} + here
-            present = lane < lanes
-            known = state < {self.op.size}
+            slot = block * {self.tile.lanes} + here
+            present = slot < lanes
+            lane = tl.minimum(slot, lanes - 1)
+            pair_slot = block * {self.tile.lanes} + pair // {self.tile.threads}
+            pair_state = pair % {self.tile.threads} * {self.tile.items}
+            pair_present = pair_slot < lanes
+            pair_lane = tl.minimum(pair_slot, lanes - 1)
         """)
+        if self.padded:
+            self(f"state = tl.arange(0, {self.tile.threads})[None, :] * {self.tile.items} + origin")
+            for i in range(self.tile.items):
+                self(f"known{i} = state + {i} < {self.op.size}")
         self.split_outer()
         if self.kernel.packed:
             self.load_offsets("begin", "end")
@@ -62,20 +84,26 @@ class VectorText(Emitter):
         self(f"chunks = tl.cdiv(tl.maximum(count - start, 0), {CHUNK})")
 
     def find_leaves(self) -> None:
-        """Where step 0 of each leaf is for our lanes and states."""
+        """Where step 0 of each leaf is for our lanes; of leaves with states, where the first state
+        is of each pair of a lane and a thread, and the row that they are in."""
         for role, k, port in self.kernel.ports:
-            if role in ("carries", "scratch"):
+            if role in ("carries", "scratch", "partials"):
                 continue
-            terms = [pointer(role, k), "origin"]
+            terms: dict[bool, list[str]] = {False: [pointer(role, k), "origin"], True: []}
             for which in (*STRIDES[1:], *(f"outer{d}" for d in range(self.kernel.outer))):
                 stride = port.by_name.get(which, 0)
+                of_pair = port.state and which in ("lane", "state")
+                index = f"pair_{which}" if of_pair else which
                 if stride == 1:
-                    terms.append(which)
+                    terms[of_pair].append(index)
                 elif stride is None:
-                    terms.append(f"{which} * {stride_name(role, k, which)}")
+                    terms[of_pair].append(f"{index} * {stride_name(role, k, which)}")
                 elif (which == "state" and port.state) or (which == "lane" and port.lane):
-                    terms.append(f"{which} * 0")  # the same place for all of them
-            self(f"{role}{k}_at = {' + '.join(terms)}")
+                    terms[of_pair].append(f"{index} * 0")  # the same place for all of them
+            if port.state:
+                self(f"{role}{k}_row = {' + '.join(terms[False])}")
+                terms[False] = [f"{role}{k}_row"]
+            self(f"{role}{k}_at = {' + '.join([*terms[False], *terms[True]])}")
 
     def at(self, role: str, k: int, part: int, t: str | None, of: str = "at") -> str:
         stride = self.kernel.port[role, k].by_name.get("time", 0)
@@ -84,44 +112,111 @@ class VectorText(Emitter):
             return place
         return f"{place} + {t}" + ("" if stride == 1 else f" * {stride_name(role, k, 'time')}")
 
-    def mask(self, role: str, k: int) -> str:
-        """Of a load or store: lanes and states that exist."""
-        port = self.kernel.port[role, k]
-        found = ["present"] if port.lane else []
-        if port.state and self.padded:
-            found.append("known")
-        return " & ".join(found)
-
     def load(
-        self, role: str, k: int, part: int, kind: str, t: str | None = None, when: str = "",
-        whole: bool = False,
-    ) -> str:  # fmt: skip
-        """A part of a leaf. when: a condition besides that of the lanes and states. whole: as a
-        tile of all lanes and states."""
-        mask = " & ".join(filter(None, [self.mask(role, k), when]))
-        place = self.at(role, k, part, t)
-        if whole:
-            place = f"tl.broadcast_to({place}, {self.shape(True)})"
-        text = f"tl.load({place}"
-        text += f", mask={mask}, other=0)" if mask else ")"
-        return self.converted(text, kind)
+        self, name: str, role: str, k: int, part: int, kind: str, t: str | None = None,
+        when: str = "",
+    ) -> Value:  # fmt: skip
+        """Load a part of a leaf. when: a condition besides that of the states, [1, 1]."""
+        port, place = self.kernel.port[role, k], self.at(role, k, part, t)
+        if port.state:
+            step = self.state_step(role, k)
+            return self.load_states(name, place, step, partial(self.converted, kind=kind), when)
+        text = f"tl.load({place}{f', mask={when}, other=0' if when else ''})"
+        self(f"{name} = {self.converted(text, kind)}")
+        return (name,)
+
+    def state_step(self, role: str, k: int) -> str:
+        """The distance of states in memory."""
+        step = self.kernel.port[role, k].by_name.get("state", 0)
+        return stride_name(role, k, "state") if step is None else str(step)
+
+    def load_states(
+        self, name: str, place: str, step: str, converted: Callable[[str], str], when: str = ""
+    ) -> Value:
+        """Load the states of each thread, the first of which is at `place`, `step` apart: adjacent
+        ones at once.
+
+        One dimension has all pairs of a lane and a thread, even where lanes have the same states.
+        Otherwise Triton loads elements one by one if there are more threads than elements, or
+        gives the tensor another layout than values have, and moves every value.
+        """
+        values, size = self.of_states(name), self.tile.items
+        if step == "1" and size > 1:
+            mask = self.states_mask([when], "item", size)
+            text = f"tl.load({place} + item{f', mask={mask}, other=0' if mask else ''})"
+            self(f"{name}_all = {converted(text)}")
+            loaded = self.split(f"{name}_all", size, f"{name}_all", f"[{self.pairs}]")
+        else:
+            loaded = []
+            for i in range(size):
+                mask = self.states_mask([when], str(i), 1)
+                mask = f", mask={mask}, other=0" if mask else ""
+                loaded.append(converted(f"tl.load({place} + {i} * {step}{mask})"))
+        for value, text in zip(values, loaded, strict=True):
+            self(f"{value} = tl.reshape({text}, {self.shape(True)})")
+        return values
+
+    def states_mask(self, present: Sequence[str], item: str, count: int) -> str:
+        """The mask of `count` states of each thread, from number `item` on."""
+        found = [condition for condition in present if condition]
+        if self.padded and self.op.size % count == 0 and count > 1:  # all of them exist, or none
+            found.append(f"(pair_state < {self.op.size})")
+        elif self.padded:
+            found.append(f"(pair_state + {item} < {self.op.size})")
+        return " & ".join(found)
 
     def converted(self, loaded: str, kind: str) -> str:
         """A value from memory in the type of a program's value."""
         return f"({loaded} != 0)" if kind == "b1" else f"{loaded}.to({TRITON.types[kind]})"
 
     def store(
-        self, role: str, k: int, part: int, value: str, t: str | None = None, when: str = ""
+        self, role: str, k: int, part: int, value: Value, t: str | None = None, when: str = ""
     ) -> None:
-        port = self.kernel.port[role, k]
-        mask = " & ".join(filter(None, [self.mask(role, k), when]))
-        shape = f"[{self.tile.lanes if port.lane else 1}, {self.tile.states if port.state else 1}]"
-        value = f"tl.broadcast_to(({value}).to({TRITON_MEMORY[port.dtype]}), {shape})"
-        place = self.at(role, k, part, t)
-        self(f"tl.store({place}, {value}{f', mask={mask}' if mask else ''})")
+        port, place = self.kernel.port[role, k], self.at(role, k, part, t)
+        memory, prefix = TRITON_MEMORY[port.dtype], "pair_" if port.state else ""
+        present = [c for c in (f"{prefix}present" if port.lane else "", when) if c]
+        if port.state:
+            values = [f"({v}).to({memory})" for v in value] * (self.tile.items // len(value))
+            present += [] if port.lane else [f"(pair < {self.tile.threads})"]  # by the first lane
+            self.store_states(place, self.state_step(role, k), values, present)
+            return
+        (name,) = value
+        mask = f", mask={' & '.join(present)}" if present else ""
+        shape = f"[{self.tile.lanes if port.lane else 1}, 1]"
+        self(f"tl.store({place}, tl.broadcast_to(({name}).to({memory}), {shape}){mask})")
+
+    def store_states(
+        self, place: str, step: str, values: Sequence[str], present: Sequence[str]
+    ) -> None:
+        """Store the states of each thread, the first of them at `place`, `step` apart."""
+        size = len(values)
+        together = step == "1" and size > 1
+        shape = f"[{self.pairs}]" if together else f"[{self.pairs}, 1]"
+        values = [f"tl.reshape(tl.broadcast_to({v}, {self.shape(True)}), {shape})" for v in values]
+        if together:
+            mask = self.states_mask(present, "item", size)
+            whole = f"tl.reshape({joined(values)}, [{self.pairs}, {size}])"
+            self(f"tl.store({place} + item, {whole}{f', mask={mask}' if mask else ''})")
+            return
+        for i, value in enumerate(values):
+            mask = self.states_mask(present, str(i), 1)
+            self(f"tl.store({place} + {i} * {step}, {value}{f', mask={mask}' if mask else ''})")
+
+    @property
+    def pairs(self) -> int:
+        """Of a lane and a thread."""
+        return int(self.tile.lanes * self.tile.threads)
 
     def shape(self, varies: bool) -> str:
-        return f"[{self.tile.lanes}, {self.tile.states if varies else 1}]"
+        return f"[{self.tile.lanes}, {self.tile.threads if varies else 1}]"
+
+    def of_states(self, name: str) -> Value:
+        """The names of a value that varies along the states."""
+        items = self.tile.items
+        return (name,) if items == 1 else tuple(f"{name}_i{i}" for i in range(items))
+
+    def named(self, name: str, varies: bool) -> Value:
+        return self.of_states(name) if varies else (name,)
 
     # Elements.
 
@@ -135,20 +230,16 @@ class VectorText(Emitter):
         self("any_step = origin + length > 0")
         for c, (k, n) in enumerate(self.leaf_parts(self.op.inputs), self.width):
             if c in used and not self.kernel.port["input", k].varies_in_time:
-                kind = self.op.step_inputs[c]
-                self(f"x{c} = {self.load('input', k, n, kind, when='any_step')}")
+                self.load(f"x{c}", "input", k, n, self.op.step_inputs[c], when="any_step")
 
     def load_inputs(
-        self, used: frozenset[int], t: str, suffix: str = "", when: str = "", whole: bool = False
-    ) -> list[str]:
-        """Loads the parts of the inputs at a step; their names. whole: those that vary along the
-        states as whole tiles, which decide how values are spread over the threads."""
+        self, used: frozenset[int], t: str, suffix: str = "", when: str = ""
+    ) -> list[Value]:
+        """Loads the parts of the inputs at a step; their names."""
         parts_of_leaves = dict(enumerate(self.leaf_parts(self.op.inputs), self.width))
         for c in self.varying(used):
             k, n = parts_of_leaves[c]
-            is_whole = whole and self.kernel.port["input", k].state
-            value = self.load("input", k, n, self.op.step_inputs[c], t, when, is_whole)
-            self(f"x{c}{suffix} = {value}")
+            self.load(f"x{c}{suffix}", "input", k, n, self.op.step_inputs[c], t, when)
         return self.input_names(used, suffix)
 
     def varying(self, used: frozenset[int]) -> list[int]:
@@ -158,67 +249,147 @@ class VectorText(Emitter):
             if c in used and self.kernel.port["input", k].varies_in_time
         ]  # fmt: skip
 
-    def input_names(self, used: frozenset[int], suffix: str = "") -> list[str]:
+    def input_names(self, used: frozenset[int], suffix: str = "") -> list[Value]:
         """The names of the parts of the inputs at a step; those that are not read are `unread`."""
         varying = self.varying(used)
+        parts_of_leaves = self.leaf_parts(self.op.inputs)
         return [
-            "unread" if c not in used else f"x{c}{suffix}" if c in varying else f"x{c}"
-            for c in range(self.width, len(self.op.step_inputs))
-        ]
+            UNREAD if c not in used
+            else self.named(f"x{c}{suffix if c in varying else ''}",
+                            self.kernel.port["input", k].state)
+            for c, (k, _) in enumerate(parts_of_leaves, self.width)
+        ]  # fmt: skip
 
-    def state_names(self, prefix: str, known: Sequence[int]) -> list[str]:
-        return [f"{prefix}{c}" if c in known else "unread" for c in range(self.width)]
+    def carried(self, prefix: str, parts_carried: Sequence[int]) -> list[Value]:
+        """The names of these parts of a carry."""
+        return [self.named(f"{prefix}{c}", self.op.state_varies[c]) for c in parts_carried]
+
+    def all_parts(self, names: Sequence[Value] | None, known: Sequence[int]) -> list[Value]:
+        """The names of all parts of a state, of which some are known; none if names is None."""
+        found = dict(zip(known, names or [], strict=False))
+        return [found.get(c, UNREAD) for c in range(self.width)]
 
     # Programs.
 
-    def compute(self, program: Program, inputs: Sequence[str], prefix: str) -> list[str]:
-        """The names of a program's outputs, whose values are computed here."""
-        names = list(inputs)
-        for k, i in enumerate(program.instructions):
-            names.append(f"{prefix}{k}")
-            if i.op in REDUCTIONS:
-                text = self.reduced(i.op, i.dtype, names[i.args[0]])
-            else:
-                text = TRITON.expression(i, names, program.dtypes)
-            self(f"{names[-1]} = {text}")
+    def compute(
+        self, program: Program, inputs: Sequence[Value], input_varies: Sequence[bool], prefix: str
+    ) -> list[Value]:
+        """The names of a program's outputs, whose values are computed here. input_varies: whether
+        each input varies along the states."""
+        names, varies = list(inputs), varying(program, input_varies)
+        for k in range(len(program.instructions)):
+            names.append(self.named(f"{prefix}{k}", varies[len(inputs) + k]))
+            self.define(names, k, program, varies[len(inputs) + k])
         return [names[v] for v in program.outputs]
 
-    def reduced(self, op: str, kind: str, value: str) -> str:
+    def define(self, names: Sequence[Value], k: int, program: Program, fast: bool) -> None:
+        """The value of instruction k. names: of all values of the program. fast: whether an
+        exponential may be as the CUDA engine computes it (`power`)."""
+        instruction, target = program.instructions[k], names[len(program.inputs) + k]
+        if instruction.op in REDUCTIONS:
+            value = names[instruction.args[0]]
+            self(f"{target[0]} = {self.reduced(instruction.op, instruction.dtype, value)}")
+            return
+        power = fast and instruction.op == "exp" and instruction.dtype == "f32"
+        factors = self.power(instruction.args[0], program) if power else ()
+        for i, name in enumerate(target):
+            own = {v: one(names[v], i) for v in (*instruction.args, *factors)}
+            if power:
+                *other, last = (own[v] for v in factors)
+                text = " * ".join([*other, f"({last} * {LOG2E})"])
+                self(f"{name} = scalar.power_of_two({text})")
+            else:
+                text = TRITON.expression(instruction, own, program.dtypes)  # type: ignore[arg-type]
+                self(f"{name} = {text}")
+
+    def power(self, v: int, program: Program) -> tuple[int, ...]:
+        """The factors of value v, which is the power of e that is wanted: it is computed as a power
+        of two, as by the CUDA engine (`cuda/vectors/scope.py`). Where v = x·y and y is equal at all
+        steps, y·log2(e) is computed once for all of them."""
+        if v >= len(program.inputs):
+            i = program.instructions[v - len(program.inputs)]
+            for x, y in (i.args, i.args[::-1]) if i.op == "mul" else ():
+                if y in self.steady:
+                    return x, y
+        return (v,)
+
+    @cached_property
+    def steady(self) -> frozenset[int]:
+        """The inputs of a step's programs that are equal at all steps."""
+        leaves = enumerate(self.leaf_parts(self.op.inputs), self.width)
+        ports = {c: self.kernel.port.get(("input", k)) for c, (k, _) in leaves}
+        return frozenset(c for c, p in ports.items() if p is not None and not p.varies_in_time)
+
+    def reduced(self, op: str, kind: str, value: Value) -> str:
         """A reduction over the states, as [lanes, 1]."""
         dtype = TRITON.types[kind]
         if op == "sum_states":
-            if self.padded:
-                value = f"tl.where(known, {value}, {TRITON.literal(0, kind)})"
-            return f"tl.sum({value}, 1, keep_dims=True).to({dtype})"
+            whole = self.folded("({0} + {1})", self.known(value, TRITON.literal(0, kind)))
+            return f"tl.sum({whole}, 1, keep_dims=True).to({dtype})"
         least, most = (-math.inf, math.inf) if kind in FLOATS else integer_range(kind)
-        if self.padded:
-            end = TRITON.literal(least if op == "max_states" else most, kind)
-            value = f"tl.where(known, {value}, {end})"
+        known = self.known(value, TRITON.literal(least if op == "max_states" else most, kind))
         name = "max" if op == "max_states" else "min"
         if kind in FLOATS:  # Triton's own loses NaN
-            return f"tl.reduce({value}, 1, scalar.{name}imum, keep_dims=True)"
-        return f"tl.{name}({value}, 1, keep_dims=True).to({dtype})"
+            whole = self.folded(f"scalar.{name}imum({{0}}, {{1}})", known)
+            return f"tl.reduce({whole}, 1, scalar.{name}imum, keep_dims=True)"
+        whole = self.folded(f"tl.{name}imum({{0}}, {{1}})", known)
+        return f"tl.{name}({whole}, 1, keep_dims=True).to({dtype})"
 
-    def set_carry(self, prefix: str, carry: Sequence[int], values: Sequence[str]) -> None:
+    def known(self, value: Value, otherwise: str) -> list[str]:
+        """A value with another one for states that do not exist."""
+        if not self.padded:
+            return list(value)
+        return [f"tl.where(known{i}, {name}, {otherwise})" for i, name in enumerate(value)]
+
+    def folded(self, pattern: str, values: Sequence[str]) -> str:
+        """Values combined in pairs, and the results again."""
+        if len(values) == 1:
+            return values[0]
+        half = len(values) // 2
+        return pattern.format(
+            self.folded(pattern, values[:half]), self.folded(pattern, values[half:])
+        )
+
+    def set_carry(self, prefix: str, carry: Sequence[int], values: Sequence[Value]) -> None:
         """Give the parts of a carry their new values, all at once: one may be another's old one."""
-        for c, value in zip(carry, values, strict=True):
-            shape = self.shape(self.op.state_varies[c])
-            self(f"new_{prefix}{c} = tl.broadcast_to({value}, {shape})")
-        for c in carry:
-            self(f"{prefix}{c} = new_{prefix}{c}")
+        targets = self.carried(prefix, carry)
+        new: list[Value] = [tuple(f"new_{name}" for name in target) for target in targets]
+        for c, names, value in zip(carry, new, values, strict=True):
+            self.shaped(names, value, self.op.state_varies[c])
+        self.assign(targets, new)
+
+    def assign(self, targets: Sequence[Value], values: Sequence[Value]) -> None:
+        """Give values other names."""
+        for names, value in zip(targets, values, strict=True):
+            for target, name in zip(names, value, strict=True):
+                self(f"{target} = {name}")
+
+    def shaped(self, targets: Sequence[str], value: Value, varies: bool) -> None:
+        """A value under other names, in the shape of one that varies along the states or not."""
+        for i, target in enumerate(targets):
+            self(f"{target} = tl.broadcast_to({one(value, i)}, {self.shape(varies)})")
 
     # Carries that are kept in memory.
 
-    def keep(self, place: str, parts_kept: Sequence[int], names: Sequence[str]) -> None:
+    def keep(self, place: str, parts_kept: Sequence[int], names: Sequence[Value]) -> None:
         """Store the parts of a carry, as bits, from `place` on."""
-        addresses = self.kept_addresses(place, parts_kept)
-        for address, c, name in zip(addresses, parts_kept, names, strict=True):
-            self(f"tl.store({address}, {self.as_bits(name, self.kinds[c])})")
+        for address, c, value in zip(
+            self.kept_addresses(place, parts_kept), parts_kept, names, strict=True
+        ):
+            bits = [self.as_bits(name, self.kinds[c]) for name in value]
+            if self.op.state_varies[c]:
+                self.store_states(address, "1", bits, [])
+            else:
+                self(f"tl.store({address}, {bits[0]})")
 
     def kept(self, place: str, parts_kept: Sequence[int], wanted: Sequence[int]) -> None:
         """Load the wanted parts of a carry to s0, s1, …"""
         for address, c in zip(self.kept_addresses(place, parts_kept), parts_kept, strict=True):
-            if c in wanted:
+            if c not in wanted:
+                continue
+            if self.op.state_varies[c]:
+                self.load_states(f"s{c}", address, "1", partial(self.from_bits, kind=self.kinds[c]))
+            else:
                 self(f"s{c} = {self.from_bits(f'tl.load({address})', self.kinds[c])}")
 
     def kept_addresses(self, place: str, parts_kept: Sequence[int]) -> list[str]:
@@ -226,7 +397,7 @@ class VectorText(Emitter):
         found, at = [], 0
         for c in parts_kept:
             varies = self.op.state_varies[c]
-            index = f"lane * {self.tile.states} + state" if varies else "lane"
+            index = f"pair_slot * {self.tile.states} + pair_state" if varies else "slot"
             found.append(f"{place} + {at} * padded + {index}")
             at += self.kernel.part_size(c)
         return found
@@ -256,7 +427,8 @@ class VectorText(Emitter):
         """Write the carry to these leaves; a part that is not carried is left out."""
         for c, (k, n) in enumerate(self.leaf_parts(self.op.state)):
             if k in leaves and c in self.kernel.carry:
-                self.store(role, k, n, f"{prefix}{c}")
+                (value,) = self.carried(prefix, [c])
+                self.store(role, k, n, value)
 
     def whole(self) -> str:
         """The kernel, with the lines so far as its body."""
