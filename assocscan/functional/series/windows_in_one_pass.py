@@ -63,76 +63,42 @@ Leaves = list[Tensor]
 Composed = Callable[[Sequence[Tensor], Tensor | None], Leaves]
 
 
-class OnCpu:
-    """The CPU's kernels. The backward kernel recomputes the states; nothing but the inputs (and
-    outputs, if the adjoint reads them) is saved."""
-
-    @staticmethod
-    def takes(
-        made_of: Windowable, call: ScanCall, width: int, offsets: Tensor | None, tracked: bool
-    ) -> bool:
-        op = made_of.operator
-        if why_unavailable() is not None or not cpu.has_kernel(op):
-            return False
-        if tracked and made_of.adjoint is None and pulled(op) is None:
-            return False
-        steps = max(call.length, 1)
-        if not cpu.fits(op, min(width, steps)):
-            return False
-        chains = torch.Size(call.batch).numel() // steps
-        sequences = 1 if offsets is None else max(offsets.shape[0] - 1, 1)
-        # Of one sequence of mean length.
-        blocks = chains * -(-steps // (min(width, steps) * sequences))
-        if sequences > 1:  # threads share sequences
-            blocks *= 2
-        least = FEW_OF_CHEAP if is_cheap(op) else FEW_BLOCKS
-        return blocks >= least or chains * steps <= FEW_STEPS
-
-    @staticmethod
-    def forward(
-        commands: CommandList, op: Operator, inputs: Sequence[Slot], outputs: Sequence[Slot],
-        form: Form, offsets: Slot | None, gradient: bool,
-    ) -> None:  # fmt: skip
-        cpu.forward(commands, op, inputs, outputs, form, offsets)
-
-    @staticmethod
-    def backward(
-        commands: CommandList, op: Operator, inputs: Sequence[Slot], cotangents: Sequence[Slot],
-        gradients: Sequence[Slot], form: Form, offsets: Slot | None, made: None,
-    ) -> None:  # fmt: skip
-        cpu.backward(commands, op, inputs, cotangents, gradients, form, offsets)
+def cpu_takes(
+    made_of: Windowable, call: ScanCall, width: int, offsets: Tensor | None, tracked: bool
+) -> bool:
+    """Whether the CPU's kernels are to make these windows. Their gradient recomputes the states;
+    nothing but the inputs (and outputs, if the adjoint reads them) is saved."""
+    op = made_of.operator
+    if why_unavailable() is not None or not cpu.has_kernel(op):
+        return False
+    if tracked and made_of.adjoint is None and pulled(op) is None:
+        return False
+    steps = max(call.length, 1)
+    if not cpu.fits(op, min(width, steps)):
+        return False
+    chains = torch.Size(call.batch).numel() // steps
+    sequences = 1 if offsets is None else max(offsets.shape[0] - 1, 1)
+    # Of one sequence of mean length.
+    blocks = chains * -(-steps // (min(width, steps) * sequences))
+    if sequences > 1:  # threads share sequences
+        blocks *= 2
+    least = FEW_OF_CHEAP if is_cheap(op) else FEW_BLOCKS
+    return blocks >= least or chains * steps <= FEW_STEPS
 
 
-class OnGpu:
-    """The CUDA kernels. The forward pass saves the states between tiles (`gpu.Made`) for the
-    gradient, unless that is made of windows of cotangents (`Windowable.adjoint`)."""
-
-    @staticmethod
-    def takes(
-        made_of: Windowable, call: ScanCall, width: int, offsets: Tensor | None, tracked: bool
-    ) -> bool:
-        op = made_of.operator
-        if offsets is not None or width < 2 or not math.prod(call.batch):
-            return False
-        if backends.why_not_here(call.leaves[0].device, "cuda") is not None:
-            return False
-        return gpu.has_kernel(op) and (
-            not tracked or made_of.adjoint is not None or gpu.has_gradient(op)
-        )
-
-    @staticmethod
-    def forward(
-        commands: CommandList, op: Operator, inputs: Sequence[Slot], outputs: Sequence[Slot],
-        form: Form, offsets: Slot | None, gradient: bool,
-    ) -> gpu.Made:  # fmt: skip
-        return gpu.forward(commands, op, inputs, outputs, form, gradient)
-
-    @staticmethod
-    def backward(
-        commands: CommandList, op: Operator, inputs: Sequence[Slot], cotangents: Sequence[Slot],
-        gradients: Sequence[Slot], form: Form, offsets: Slot | None, made: gpu.Made,
-    ) -> None:  # fmt: skip
-        gpu.backward(commands, op, inputs, cotangents, gradients, made)
+def gpu_takes(
+    made_of: Windowable, call: ScanCall, width: int, offsets: Tensor | None, tracked: bool
+) -> bool:
+    """Whether the CUDA kernels are to. The forward pass saves the states between tiles (`gpu.Made`)
+    for the gradient, unless that is made of windows of cotangents (`Windowable.adjoint`)."""
+    op = made_of.operator
+    if offsets is not None or width < 2 or not math.prod(call.batch):
+        return False
+    if backends.why_not_here(call.leaves[0].device, "cuda") is not None:
+        return False
+    return gpu.has_kernel(op) and (
+        not tracked or made_of.adjoint is not None or gpu.has_gradient(op)
+    )
 
 
 @dataclass(frozen=True)
@@ -157,11 +123,11 @@ class Windows:
 
     def __init__(
         self, made_of: Windowable, call: ScanCall, width: int, tensors: Sequence[Tensor],
-        engine: type[OnCpu] | type[OnGpu], tracked: bool, composed: Composed,
+        on_cpu: bool, tracked: bool, composed: Composed,
     ) -> None:  # fmt: skip
         op = made_of.operator
         leaves = tensors[: len(op.inputs)]
-        self.made_of, self.op, self.engine, self.composed = made_of, op, engine, composed
+        self.made_of, self.op, self.on_cpu, self.composed = made_of, op, on_cpu, composed
         self.tracked, self.batch = tracked, call.batch
         self.order = memory_order(call.batch, [(tuple(t.shape), t.stride()) for t in leaves])
         batch = tuple([call.batch[d] for d in self.order])
@@ -169,7 +135,7 @@ class Windows:
         self.shapes = [tuple(t.shape) for t in leaves]
         self.is_packed = len(tensors) > len(leaves)
         self.spec = WindowsSpec(op, leaves[0].device)
-        self.made: Any = None
+        self.made: gpu.Made | None = None
         self.executable = self.forward_list(tensors)
         outputs, last = len(op.outputs), len(self.executable.outputs)
         self.reads = (True,) * len(tensors)
@@ -215,9 +181,18 @@ class Windows:
             commands.check_offsets(offsets, self.form.steps)
         outputs = [self.allocated(commands, leaf) for leaf in op.outputs]
         pulls = self.tracked and self.made_of.adjoint is None
-        self.made = self.engine.forward(commands, op, inputs, outputs, self.form, offsets, pulls)
+        self.made = self.fill(commands, op, inputs, outputs, self.form, offsets, pulls)
         between = self.made.slots if pulls and self.made is not None else []
         return commands.build([*outputs, *between], [], self.plan)
+
+    def fill(
+        self, commands: CommandList, op: Operator, inputs: Sequence[Slot], outputs: Sequence[Slot],
+        form: Form, offsets: Slot | None, gradient: bool,
+    ) -> gpu.Made | None:  # fmt: skip
+        if not self.on_cpu:
+            return gpu.forward(commands, op, inputs, outputs, form, gradient)
+        cpu.forward(commands, op, inputs, outputs, form, offsets)
+        return None
 
     def plan(self) -> Plan:
         form = self.form
@@ -296,13 +271,14 @@ class Windows:
             if self.made_of.reads_values:
                 pairs = zip(further, op.outputs, strict=True)
                 seeds += [*(self.placed(commands, k, leaf) for k, leaf in pairs), *inputs]
-            self.engine.forward(commands, adjoint, seeds, made, form, offsets, False)
+            self.fill(commands, adjoint, seeds, made, form, offsets, False)
+        elif self.made is None:
+            cpu.backward(commands, op, inputs, seeds, made, self.form, offsets)
         else:
             if any(not commands.spec_of(k).is_dense for k in further):
                 return None  # a hook on saved tensors gave back others
             at = dict(zip(self.executable.outputs[len(op.outputs) :], further, strict=True))
-            between: Any = None if self.made is None else self.made.at(at)
-            self.engine.backward(commands, op, inputs, seeds, made, self.form, offsets, between)
+            gpu.backward(commands, op, inputs, seeds, made, self.made.at(at))
         gradients = {
             k: summed(commands, slot, self.shapes[k])
             for k, slot in zip(wanted, made, strict=True) if needed[k]
@@ -324,9 +300,9 @@ def in_one_pass(
     on_cpu = leaves[0].device.type == "cpu" and backend != "cuda"
     if backend not in ("auto", "cpu" if on_cpu else "cuda"):
         return None
-    engine: type[OnCpu] | type[OnGpu] = OnCpu if on_cpu else OnGpu
+    takes = cpu_takes if on_cpu else gpu_takes
     tracked, made_of = is_tracked(leaves), windowable(op)
-    if not engine.takes(made_of, call, width, offsets, tracked):
+    if not takes(made_of, call, width, offsets, tracked):
         return None
     if tracked and not is_derivable(call.operator, call.traced):  # scans warn
         return None
@@ -340,7 +316,7 @@ def in_one_pass(
     spec = call.traced.output_spec
     count = len(op.outputs)
     try:
-        windows = Windows(made_of, call, width, tensors, engine, tracked, composed)
+        windows = Windows(made_of, call, width, tensors, on_cpu, tracked, composed)
         prepared = PreparedCall(
             windows.executable, windows if tracked else None, range(count),
             lambda ys: unflatten(list(ys), spec),
