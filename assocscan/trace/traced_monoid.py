@@ -393,12 +393,8 @@ def program(
     results: Sequence[Leaf],
     order: Sequence[int] | None = None,
     extra: tuple[str, ...] = (),
-    shape: tuple[int, ...] | None = None,
 ) -> Program:
-    """The scalar program of a trace; `extra` inputs are unused.
-
-    With `shape` the trace is of a pointwise function on tensors of that shape, taken as scalars.
-    """
+    """The scalar program of a trace; `extra` inputs are unused."""
     builder = Builder((*scalars(tuple(arguments)), *extra))
     symbols, start = [], 0
     for leaf in arguments:

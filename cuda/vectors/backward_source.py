@@ -187,7 +187,7 @@ class BackwardText(GradientText):
         totals, count = backward_totals(self.adjoint), len(self.carry)
         behind = "segments - 1; n > segment" if self.kernel.walks else "segment - 1; n >= 0"
         self(f"UNROLL_BY(2) for (Index n = {behind}; --n) {{")
-        load_total(self, totals, "n")
+        load_total(self, totals)
         self("UNROLL for (int i = 0; i < CHANNELS; ++i)",
              "UNROLL for (int k = 0; k < EACH; ++k) {")  # fmt: skip
         for row, c in enumerate(self.carry):
@@ -302,17 +302,14 @@ class BackwardText(GradientText):
                 self(f"h{c}[0][i] = load_bits<{kind}, {item}>({place});")
         self("}")
 
-    def edge(self, c: int, g: str) -> str:
-        """Where the carry before a group is kept, for lane i."""
-        each = "EACH" if self.op.state_varies[c] else "1"
-        return f"edge{c} + (({g} * CHANNELS + i) * THREADS + tid) * {each}"
-
-    def move_edges(self, load: bool, group: str) -> None:
+    def move_edges(self, load: bool) -> None:
+        """Load or store the carry before group e, of all lanes i."""
         self("UNROLL for (int i = 0; i < CHANNELS; ++i) {")
         for c in self.carry:
-            kind, name = CPP.types[self.kinds[c]], f"h{c}[0][i]"
-            at = self.edge(c, group)
-            if self.op.state_varies[c]:
+            kind, name, varies = CPP.types[self.kinds[c]], f"h{c}[0][i]", self.op.state_varies[c]
+            each = "EACH" if varies else "1"
+            at = f"edge{c} + ((e * CHANNELS + i) * THREADS + tid) * {each}"
+            if varies:
                 self(f"load_items<{kind}, {kind}>({name}, (const char*)({at}));" if load else
                      f"store_items((char*)({at}), {name});")  # fmt: skip
             else:
@@ -325,14 +322,14 @@ class BackwardText(GradientText):
         here = "" if full else "if (j < size) "
         count = f"{CHUNK // group}" if full else "(size + GROUP - 1) / GROUP"
         self(f"const int groups = {count};", "ROLLED for (int e = 0; e < groups; ++e) {")
-        self.move_edges(False, "e")
+        self.move_edges(load=False)
         unroll = max(1, WALKED // self.tile.channels)
         self("if (e + 1 < groups) {",
              f"UNROLL_BY({unroll}) for (int o = 0; o < GROUP; ++o) {{",
              "const int j = e * GROUP + o;")  # fmt: skip
         self.advance(step, "0", "0", keep=False)
         self("}", "}", "}", "ROLLED for (int e = groups - 1; e >= 0; --e) {")
-        self.move_edges(True, "e")
+        self.move_edges(load=True)
         self.declare_kept(step)
         self("UNROLL for (int m = 0; m < GROUP; ++m) {", "const int j = e * GROUP + m;",
              f"{here}{{")  # fmt: skip

@@ -130,7 +130,7 @@ class ForwardText(VectorText):
             first = f"START && n == 0 ? {total} : "
             new.append((c, level, f"const {kind} n{c} = {first}{value};"))
         self("UNROLL_BY(2) for (Index n = 0; n < segment; ++n) {")
-        load_total(self, totals, "n")
+        load_total(self, totals)
         lines = scope.lines
         self("UNROLL for (int i = 0; i < CHANNELS; ++i) {", *lines["step"], *lines["lane"],
              "UNROLL for (int k = 0; k < EACH; ++k) {", *lines["state"],

@@ -206,13 +206,13 @@ def total_place(text: VectorText, totals: Totals, segment: str, n: int) -> str:
     return text.state_place("totals0", segment, sum(sizes), sum(sizes[:n]), totals.varies[n])
 
 
-def load_total(text: VectorText, totals: Totals, segment: str) -> None:
-    """Declare and load a segment's total; zeros for lanes that do not exist."""
+def load_total(text: VectorText, totals: Totals) -> None:
+    """Declare and load the total of segment n; zeros for lanes that do not exist."""
     declare_total(text, totals)
     item = text.kernel.carry_dtype.itemsize
     text("UNROLL for (int i = 0; i < CHANNELS; ++i) {")
     for n, kind in enumerate(totals.kinds):
-        place, load = total_place(text, totals, segment, n), CPP.types[kind]
+        place, load = total_place(text, totals, "n", n), CPP.types[kind]
         if totals.varies[n]:
             text(f"UNROLL for (int k = 0; k < EACH; ++k) total{n}[i][k] = ({load})0;",
                  f"if (has_lane(i)) load_carry<{load}, {item}>(total{n}[i], {place});")  # fmt: skip

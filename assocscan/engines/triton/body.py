@@ -150,7 +150,7 @@ class KernelBody(Memory):
             else:
                 self.combine("k", "s")
         if self.writes:
-            self.scan_before("k")
+            self.scan_before()
             if self.kernel.cut == "lookback":
                 self.find_end()
                 self.take("e", "i", "a")
@@ -256,7 +256,7 @@ class KernelBody(Memory):
             c[a] = tl.where(alone, p[a], c[a])
             c[a] = tl.where(later, c[a], m[a])
         """)
-        self.enter_from("c")
+        self.enter_from_before()
 
     # Between elements.
 
@@ -282,13 +282,13 @@ class KernelBody(Memory):
     def as_byte(self, prefix: str, c: int) -> str:
         return f"{prefix}{c}.to(tl.int8)" if self.kinds[c] == "b1" else f"{prefix}{c}"
 
-    def scan_before(self, elements: str) -> None:
-        """i: as of `scan_segments`; b: the scan of the segments before, of the first its own
+    def scan_before(self) -> None:
+        """i: the inclusive scan of k; b: the scan of the segments before, of the first its own
         element. One scan of both, for which `combine_before` is associative: `tl.gather` of i wants
         all segments of a chain in one warp, and so moves every input and output between threads."""
         if not self.components["a"]:
             return
-        element = self.as_bytes(elements)
+        element = self.as_bytes("k")
         alone = f"tl.zeros({self.tile_shape}, tl.int32)"
         self(f"""
             pairs = ({element}, {element}, {alone})

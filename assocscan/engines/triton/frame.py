@@ -168,17 +168,17 @@ class Frame(Emitter):
         row = "flat - lanes" if self.kernel.lanes else "flat - 1"
         loaded = f"tl.load(before[a]_ptr + {row}, mask=present & entered, other=0)"
         self(f"c[a] = {self.on_carry(loaded)}")
-        self.enter_from("c")
+        self.enter_from_before()
 
-    def enter_from(self, before: str) -> None:
-        """h: the carry after all chunks before, where there are any."""
+    def enter_from_before(self) -> None:
+        """h: the carry after c, all chunks before, where there are any."""
         if self.kernel.starts_from_carry:
-            self(f"""
-                d[*c] = advance(h[*c], {before}[*a])
+            self("""
+                d[*c] = advance(h[*c], c[*a])
                 h[c] = tl.where(entered, d[c], h[c])
             """)
         else:
-            self(f"h[c] = tl.where(entered, {before}[c], h[c])")
+            self("h[c] = tl.where(entered, c[c], h[c])")
 
     # After the loop.
 

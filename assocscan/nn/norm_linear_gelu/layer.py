@@ -72,7 +72,7 @@ def norm_linear_gelu(
     if not is_dynamo_compiling():
         # Here and not in a helper: Dynamo would read one on its own.
         try:
-            key = call_key(x, weight, bias, norm_weight, norm_bias, eps, approximate, backend, tile)
+            key = call_key(weight, bias, norm_weight, norm_bias, eps, approximate, backend, tile)
             function = _calls.get(key)
         except (TypeError, AttributeError):  # an argument that `check` refuses
             function = key = None
@@ -105,8 +105,8 @@ def norm_linear_gelu(
 
 
 def call_key(
-    x: Tensor, weight: Tensor, bias: Any, norm_weight: Any, norm_bias: Any, eps: float,
-    approximate: str, backend: str, tile: Tile | None,
+    weight: Tensor, bias: Any, norm_weight: Any, norm_bias: Any, eps: float, approximate: str,
+    backend: str, tile: Tile | None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Everything that the runner does not see of the tensors: which there are, how products in
     float32 are computed, and whether autocast changes dtypes."""
@@ -126,7 +126,7 @@ def repeated(
         return
     if needs_dispatcher() or torch.is_autocast_enabled(x.device.type):
         return
-    key = key or call_key(x, weight, bias, norm_weight, norm_bias, eps, approximate, backend, tile)
+    key = key or call_key(weight, bias, norm_weight, norm_bias, eps, approximate, backend, tile)
     if key not in _calls:
         if len(_calls) >= MOST_CALLS:
             _calls.clear()

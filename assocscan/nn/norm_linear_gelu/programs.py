@@ -211,7 +211,7 @@ def backward(
         return tuple([found.get(name) for name in recording.tensors])
     tensors = dict(zip(recording.saved, saved, strict=True))
     given = (*saved, *cotangents)
-    commands, results = commands_of(recording, tensors, wanted, cotangent, len(given))
+    commands, results = commands_of(recording, tensors, wanted, len(given))
     number_of = {name: n for n, name in enumerate(results)}
     order = [number_of.get(name) for name in recording.tensors]
     if runner.module is not None:
@@ -222,8 +222,7 @@ def backward(
 
 
 def commands_of(
-    recording: Recording, tensors: dict[str, MaybeTensor], wanted: Sequence[str],
-    cotangent: Tensor, given: int,
+    recording: Recording, tensors: dict[str, MaybeTensor], wanted: Sequence[str], given: int
 ) -> tuple[Commands, dict[str, int]]:  # fmt: skip
     """Backward, and the slots of the gradients; the given tensors are the saved ones, then the
     cotangents. The operations are those that autograd runs for the unfused layer."""

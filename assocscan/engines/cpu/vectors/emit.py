@@ -112,7 +112,7 @@ class Emission:
     def lane_loop(self, level: int) -> list[str]:
         """Values of a level that do not vary; the first values of the reductions of the next."""
         body: list[str] = []
-        names = self.names((level, False), body)
+        names = self.names((level, False))
         if level == 0:
             for value in range(self.count):
                 if self.needs_array(value):
@@ -130,13 +130,13 @@ class Emission:
     def state_loop(self, level: int) -> list[str]:
         """Values of a level that vary, and the reductions of the next level."""
         body: list[str] = []
-        names = self.names((level, True), body)
+        names = self.names((level, True))
         for value, i in enumerate(self.program.instructions, self.count):
             if self.loop_of(value) != (level, True):
                 continue
             if i.op in REDUCTIONS:
                 operand, total = names[i.args[0]], f"v{value}[w]"
-                body.append(f"{total} = {combined(i.op, i.dtype, total, operand)};")
+                body.append(f"{total} = {combined(i.op, total, operand)};")
             else:
                 self.compute(value, names, body)
         self.store((level, True), names, body)
@@ -155,7 +155,7 @@ class Emission:
             "}",
         ]
 
-    def names(self, where: tuple[int, bool], body: list[str]) -> list[str]:
+    def names(self, where: tuple[int, bool]) -> list[str]:
         """The expression of every value inside a loop; its own values are named as they come."""
         names = []
         for value, kind in enumerate(self.program.dtypes):
@@ -208,7 +208,7 @@ def start_of(op: str, dtype: str) -> str:
     return CPP.literal(least if op == "max_states" else most, dtype)
 
 
-def combined(op: str, dtype: str, total: str, value: str) -> str:
+def combined(op: str, total: str, value: str) -> str:
     if op == "sum_states":
         return f"{total} + {value}"
     return f"{'maximum' if op == 'max_states' else 'minimum'}({value}, {total})"
