@@ -8,7 +8,6 @@ differentiate it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -71,37 +70,23 @@ def scan(spec: Spec, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
     """The outputs and finals of a scan, in memory of their own."""
     spec, tensors = explicit(spec, tensors)
     given = dict(zip(spec.names, tensors, strict=True))
-    op, axis = spec.operator, spec.axis
+    op = spec.operator
     raw = [part for k, leaf in enumerate(op.inputs) for part in parts_of(spec, given, k, leaf)]
-    filled = [t.expand(spec.batch) for t in evaluated(op, "lift", raw)]
-    carries = entering(spec, given)
-    offsets = given.get(("offsets", 0))
-    if offsets is None:
-        states, last = one_sequence(spec, filled, carries)
-    else:
-        bounds = offsets.cpu().clamp(0, spec.length).tolist()
-        ends = [(begin, max(begin, end)) for begin, end in pairwise(bounds)]
-        found = [
-            one_sequence(
-                spec, [t.narrow(axis, begin, end - begin) for t in filled], [c[k] for c in carries]
-            )
-            for k, (begin, end) in enumerate(ends)
-        ]
-        states = [torch.cat(p, axis) for p in zip(*(s for s, _ in found), strict=True)] or filled
-        last = [torch.stack(p) for p in zip(*(f for _, f in found), strict=True)] or [
-            t.new_empty(spec.carry_batch) for t in filled
-        ]
+    filled = [t.expand(spec.batch) for t in evaluate(op.lift, raw, EXACT_DTYPES)]
+
+    def combine(left: Tensors, right: Tensors) -> Tensors:
+        shape = torch.broadcast_shapes(left[0].shape, right[0].shape)
+        return [t.expand(shape) for t in evaluate(op.combine, [*left, *right], EXACT_DTYPES)]
+
+    states, last, _ = eager.scan_sequences(
+        combine, spec, filled, entering(spec, given), given.get(("offsets", 0))
+    )
     edge = torch.zeros((), dtype=torch.bool, device=spec.device)
-    lowered = evaluated(op, "lower", [*states, *raw, edge])
+    lowered = evaluate(op.lower, [*states, *raw, edge], EXACT_DTYPES)
     finals = [joined(last, op.state, k, spec.carry_batch, True) for k in spec.final]
     outputs = [joined(lowered, op.outputs, k, spec.batch) for k in range(len(op.outputs))]
     results = owned([*outputs, *finals], tensors)
     return results[: len(outputs)], results[len(outputs) :]
-
-
-def evaluated(op: Operator, name: str, values: Tensors) -> Tensors:
-    """The results of one of the operator's programs: "lift", "combine" or "lower"."""
-    return evaluate(getattr(op, name), values, EXACT_DTYPES)
 
 
 def parts_of(spec: Spec, given: Given, number: int, leaf: Leaf) -> Tensors:
@@ -127,22 +112,6 @@ def entering(spec: Spec, given: Given) -> Tensors:
             part = torch.tensor(value, dtype=kind, device=spec.device) if view is None else view
             found.append(part.to(kind).expand(shape))
     return found
-
-
-def one_sequence(spec: Spec, states: Tensors, carry: Tensors) -> tuple[Tensors, Tensors]:
-    """The states that `lower` reads, and the last carry, of one sequence."""
-
-    def combine(left: Tensors, right: Tensors) -> Tensors:
-        shape = torch.broadcast_shapes(left[0].shape, right[0].shape)
-        return [t.expand(shape) for t in evaluated(spec.operator, "combine", [*left, *right])]
-
-    axis = spec.axis
-    if states[0].shape[axis] == 0:
-        return states, carry
-    lead = [c.unsqueeze(axis) for c in carry]
-    init = None if spec.init is None else lead
-    first = lead if spec.exclusive else None
-    return eager.scan(combine, states, axis, spec.reverse, init, first, spec.operator.sequential)
 
 
 def joined(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -56,6 +57,40 @@ def scan(
     if reverse:
         prefixes = [t.flip(axis) for t in prefixes]
     return prefixes, [t.squeeze(axis) for t in last]
+
+
+def scan_sequences(
+    combine: Combine,
+    spec: ScanSpec[Any],
+    leaves: Leaves,
+    carries: Leaves,
+    offsets: torch.Tensor | None,
+) -> tuple[Leaves, Leaves, list[int]]:
+    """The states that `lower` reads, the last carries, and the bounds of the sequences: of those
+    that are packed, or of the one that there is.
+
+    carries: those that enter, read where the spec has an init or is exclusive.
+    """
+    axis, sequential = spec.axis, getattr(spec.operator, "sequential", False)
+
+    def one(leaves: Leaves, carry: Leaves) -> tuple[Leaves, Leaves]:
+        if leaves[0].shape[axis] == 0:
+            return leaves, carry
+        lead = [c.unsqueeze(axis) for c in carry]
+        init = None if spec.init is None else lead
+        first = lead if spec.exclusive else None
+        return scan(combine, leaves, axis, spec.reverse, init, first, sequential)
+
+    if offsets is None:
+        return *one(leaves, carries), [0, spec.length]
+    bounds = offsets.cpu().clamp(0, spec.length).tolist()
+    found = [
+        one([t.narrow(axis, begin, max(end - begin, 0)) for t in leaves], [c[k] for c in carries])
+        for k, (begin, end) in enumerate(pairwise(bounds))
+    ]
+    states = [torch.cat(p, axis) for p in zip(*(s for s, _ in found), strict=True)] or leaves
+    last = [torch.stack(p) for p in zip(*(f for _, f in found), strict=True)] or carries
+    return states, last, bounds
 
 
 def walk(combine: Combine, carry: Leaves, leaves: Leaves, axis: int) -> Leaves:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -42,28 +41,22 @@ class Walk:
 
 def walk(spec: ScanSpec[VectorOperator], tensors: Sequence[MaybeTensor]) -> Walk:
     given = dict(zip(spec.names, tensors, strict=True))
-    op, axis = spec.operator, spec.axis
+    op = spec.operator
     raw = [part for k, leaf in enumerate(op.inputs) for part in parts_of(given["input", k], leaf)]
     states = [
         t.expand(*spec.batch, op.size if varies else 1)
-        for t, varies in zip(evaluated(op, "lift", raw), op.state_varies, strict=True)
+        for t, varies in zip(evaluate(op.lift, raw, EXACT_DTYPES), op.state_varies, strict=True)
     ]
+
+    def combine(left: Tensors, right: Tensors) -> Tensors:
+        results = evaluate(op.combine, [*left, *right], EXACT_DTYPES)
+        shape = torch.broadcast_shapes(left[0].shape[:-1], right[0].shape[:-1])
+        return [t.expand(*shape, x.shape[-1]) for t, x in zip(results, right, strict=True)]
+
     carries = entering(spec, given)
-    offsets = given.get(("offsets", 0))
-    if offsets is None:
-        states, last = one_sequence(spec, states, carries)
-        return Walk(states, carries, last, raw, [0, spec.length])
-    bounds = offsets.cpu().clamp(0, spec.length).tolist()
-    found = [
-        one_sequence(
-            spec,
-            [t.narrow(axis, begin, max(end - begin, 0)) for t in states],
-            [c[k] for c in carries],
-        )
-        for k, (begin, end) in enumerate(pairwise(bounds))
-    ]
-    last = [torch.stack(p) for p in zip(*(f for _, f in found), strict=True)] or carries
-    states = [torch.cat(p, axis) for p in zip(*(s for s, _ in found), strict=True)] or states
+    states, last, bounds = eager.scan_sequences(
+        combine, spec, states, carries, given.get(("offsets", 0))
+    )
     return Walk(states, carries, last, raw, bounds)
 
 
@@ -75,7 +68,7 @@ def scan(spec: ScanSpec[VectorOperator], tensors: Sequence[MaybeTensor]) -> tupl
 def results_of(spec: ScanSpec[VectorOperator], found: Walk) -> tuple[Tensors, Tensors]:
     """Outputs and finals."""
     op = spec.operator
-    lowered = evaluated(op, "lower", [*found.states, *found.raw])
+    lowered = evaluate(op.lower, [*found.states, *found.raw], EXACT_DTYPES)
     outputs = [
         joined([lowered[c] for c in span], leaf, leaf.dtype, spec.batch)
         for leaf, span in zip(op.outputs, part_spans(op.outputs), strict=True)
@@ -89,11 +82,6 @@ def results_of(spec: ScanSpec[VectorOperator], found: Walk) -> tuple[Tensors, Te
         for k in spec.final
     ]  # fmt: skip
     return outputs, finals
-
-
-def evaluated(op: VectorOperator, name: str, values: Tensors) -> Tensors:
-    """The results of one of the operator's programs: "lift", "combine" or "lower"."""
-    return evaluate(getattr(op, name), values, EXACT_DTYPES)
 
 
 def parts_of(t: MaybeTensor, leaf: Leaf) -> Tensors:
@@ -117,25 +105,6 @@ def entering(spec: ScanSpec[VectorOperator], given: dict[tuple[str, int], Any]) 
                 value = parts_of(init, leaf)[part].to(kind)
             found.append(value.expand(*spec.carry_batch, op.size if op.state_varies[c] else 1))
     return found
-
-
-def one_sequence(
-    spec: ScanSpec[VectorOperator], states: Tensors, carry: Tensors
-) -> tuple[Tensors, Tensors]:
-    """The states that `lower` reads, and the last carry, of one sequence."""
-    op, axis = spec.operator, spec.axis
-
-    def combine(left: Tensors, right: Tensors) -> Tensors:
-        results = evaluated(op, "combine", [*left, *right])
-        shape = torch.broadcast_shapes(left[0].shape[:-1], right[0].shape[:-1])
-        return [t.expand(*shape, x.shape[-1]) for t, x in zip(results, right, strict=True)]
-
-    if states[0].shape[axis] == 0:
-        return states, carry
-    lead = [c.unsqueeze(axis) for c in carry]
-    init = None if spec.init is None else lead
-    first = lead if spec.exclusive else None
-    return eager.scan(combine, states, axis, spec.reverse, init, first)
 
 
 def joined(parts: Tensors, leaf: Leaf, dtype: torch.dtype, batch: tuple[int, ...]) -> torch.Tensor:

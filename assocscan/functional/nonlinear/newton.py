@@ -18,14 +18,16 @@ from typing import Any
 
 import torch
 
+from ...autodiff.evaluate import evaluate
 from ...autodiff.newton_operator import NewtonOperator, derive_newton
 from ...engines.base.commands import Tensors
 from ...engines.base.executable import Executable
 from ...engines.base.scan_spec import MaybeTensor, NewtonOptions, ScanSpec, plain
 from ...engines.base.shifted_leaves import previous_state
 from ...engines.eager.owned_results import owned
-from ...engines.eager.program_interpreter import evaluated, joined
+from ...engines.eager.program_interpreter import joined
 from ...errors import BackendError, UnsupportedOperation
+from ...program.dtypes import EXACT_DTYPES
 from ...program.element_components import component_views, from_components
 from ...program.operator import Operator, without_outputs
 from ...program.transforms import with_outputs
@@ -281,7 +283,7 @@ class Solution:
             c for t, leaf in zip(self.x, op.inputs, strict=True) for c in component_views(t, leaf)
         ]
         edge = torch.zeros((), dtype=torch.bool, device=spec.device)
-        lowered = evaluated(op, "lower", [*parts, *raw, edge])
+        lowered = evaluate(op.lower, [*parts, *raw, edge], EXACT_DTYPES)
         outputs = [joined(lowered, op.outputs, k, spec.batch) for k in range(len(op.outputs))]
         outputs = owned(outputs, self.given)
         finals = [self.last(states[k], self.h[k]) for k in spec.final]
