@@ -41,14 +41,12 @@ def scalarize(graph: Graph, builder: Builder, inputs: Sequence[Sym], constants: 
         builder.most = before
 
 
-class Scalarizer:
-    """One walk over one graph."""
+class GraphWalk:
+    """One walk over one graph; `call` says what an operation does."""
 
     def __init__(self, builder: Builder, constants: object) -> None:
-        self.builder = builder
         self.tensors = Tensors(builder)
         self.pointwise = Pointwise(builder, self.tensors)
-        self.unroll = Unroll(self.pointwise, self.tensors)
         self.constants = constants
 
     def run(self, graph: Graph, inputs: Sequence[Sym]) -> Any:
@@ -62,13 +60,44 @@ class Scalarizer:
             elif node.op == "output":
                 return torch.fx.node.map_arg(node.args[0], lambda n: env[n])
             else:
-                env[node] = self.call(node, env)
+                args: Any = torch.fx.node.map_arg(node.args, lambda n: env[n])
+                kwargs: Any = torch.fx.node.map_arg(node.kwargs, lambda n: env[n])
+                env[node] = self.call(node, operation_name(node), args, kwargs)
         raise AssertionError("an FX graph ends with an output node")
 
-    def call(self, node: Node, env: dict[Node, Any]) -> Any:
-        args: Any = torch.fx.node.map_arg(node.args, lambda n: env[n])
-        kwargs: Any = torch.fx.node.map_arg(node.kwargs, lambda n: env[n])
-        name = operation_name(node)
+    def call(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def run_concretely(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
+        """The result of an operation on constants."""
+        refuse_random(node)
+        target: Any = node.target
+        result = target(*args, **kwargs)
+        return torch.zeros_like(result) if name.startswith(("empty", "new_empty")) else result
+
+    def op_complex(self, node: Node, real: Any, imag: Any) -> Sym:
+        part = torch.empty(0, dtype=result_dtype(node)).real.dtype
+        planes = [self.tensors.symbolic(v, part).ids for v in (real, imag)]
+        return Sym.of(torch.broadcast_tensors(*planes), result_dtype(node))
+
+    def op_polar(self, node: Node, radius: Any, angle: Any) -> Sym:
+        part = torch.empty(0, dtype=result_dtype(node)).real.dtype
+        r, phi = self.tensors.symbolic(radius, part), self.tensors.symbolic(angle, part)
+        apply = self.pointwise.apply
+        planes = [
+            apply("mul", part, part, [r, apply(f, part, part, [phi])]).ids for f in ("cos", "sin")
+        ]
+        return Sym.of(planes, result_dtype(node))
+
+
+class Scalarizer(GraphWalk):
+    """A tensor is a `Sym` of its own shape."""
+
+    def __init__(self, builder: Builder, constants: object) -> None:
+        super().__init__(builder, constants)
+        self.unroll = Unroll(self.pointwise, self.tensors)
+
+    def call(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
         refuse_random(node)
         if node.target is operator.getitem:
             return args[0][args[1]]
@@ -87,11 +116,6 @@ class Scalarizer:
         if name in POINTWISE:
             return self.pointwise.call(node, name, args, kwargs)
         raise UnsupportedOperation(f"{node.target} cannot be generated{ADDED.get(name, '')}")
-
-    def run_concretely(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
-        target: Any = node.target
-        result = target(*args, **kwargs)
-        return torch.zeros_like(result) if name.startswith(("empty", "new_empty")) else result
 
     def movement(self, node: Node, args: Any, kwargs: Any) -> Any:
         x, *rest = args
@@ -130,21 +154,6 @@ class Scalarizer:
 
     def op_view_as_complex(self, node: Node, x: Sym) -> Sym:
         return Sym(x.ids[..., 0], result_dtype(node), x.ids[..., 1])
-
-    def op_complex(self, node: Node, real: Any, imag: Any) -> Sym:
-        part = torch.empty(0, dtype=result_dtype(node)).real.dtype
-        a, b = self.tensors.symbolic(real, part), self.tensors.symbolic(imag, part)
-        ids = torch.broadcast_tensors(a.ids, b.ids)
-        return Sym(ids[0], result_dtype(node), ids[1])
-
-    def op_polar(self, node: Node, radius: Any, angle: Any) -> Sym:
-        part = torch.empty(0, dtype=result_dtype(node)).real.dtype
-        r, phi = self.tensors.symbolic(radius, part), self.tensors.symbolic(angle, part)
-        apply = self.pointwise.apply
-        parts = [
-            apply("mul", part, part, [r, apply(f, part, part, [phi])]).ids for f in ("cos", "sin")
-        ]
-        return Sym(parts[0], result_dtype(node), parts[1])
 
     # Writes, padding and masks.
 

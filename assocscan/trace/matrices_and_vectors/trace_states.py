@@ -23,8 +23,8 @@ from ...program.symbolic_tensors import Sym, Tensors
 from ...program.vectors.state_axis import StateBuilder
 from ...program.vectors.vector_operator import part_dtypes, parts
 from ..fx_trace import Trace
-from ..pointwise import POINTWISE, Pointwise, operation_name, refuse_random, result_dtype
-from ..scalarize import MAX_INSTRUCTIONS, contains_sym
+from ..pointwise import POINTWISE, operation_name, result_dtype
+from ..scalarize import MAX_INSTRUCTIONS, GraphWalk, contains_sym
 
 # These return the elements of their input, in the same order.
 SAME_ORDER = frozenset(
@@ -58,13 +58,14 @@ def state_program(
     everything = (*arguments, *extra)
     varies = [leaf.shape == (size,) for leaf in everything for _ in range(parts(leaf))]
     builder = StateBuilder(part_dtypes(everything), varies, size)
+    builder.most = MAX_INSTRUCTIONS
     symbols, start = [], 0
     for leaf in arguments:
         dtype = torch.float32 if leaf.dtype in STORAGE_ONLY else leaf.dtype
         symbols.append(scalar_sym(range(start, start + parts(leaf)), dtype))
         start += parts(leaf)
-    walk = States(builder, size)
-    values = list(walk.run(traced, symbols))
+    walk = States(builder, size, traced.graph)
+    values = list(walk.run(traced.graph.graph, symbols))
     tensors = Tensors(builder)
     outputs: list[int] = []
     for k, leaf in zip(order or range(len(results)), results, strict=True):
@@ -86,36 +87,16 @@ class RealParts(list[torch.Tensor]):
     """The real and the imaginary part of a complex tensor, as `view_as_real` gives them."""
 
 
-class States:
-    """Runs one graph on values of a builder: a tensor is a `Sym` without dimensions."""
+class States(GraphWalk):
+    """A tensor is a `Sym` without dimensions."""
 
-    def __init__(self, builder: StateBuilder, size: int) -> None:
+    def __init__(self, builder: StateBuilder, size: int, constants: object) -> None:
+        super().__init__(builder, constants)
         self.builder, self.size = builder, size
-        self.tensors = Tensors(builder)
-        self.pointwise = Pointwise(builder, self.tensors)
 
-    def run(self, traced: Trace, inputs: Sequence[Sym]) -> Any:
-        env: dict[Node, Any] = {}
-        remaining = iter(inputs)
-        for node in traced.graph.graph.nodes:
-            if node.op == "placeholder":
-                env[node] = next(remaining)
-            elif node.op == "get_attr":
-                env[node] = getattr(traced.graph, str(node.target))
-            elif node.op == "output":
-                return torch.fx.node.map_arg(node.args[0], lambda n: env[n])
-            else:
-                env[node] = self.call(node, env)
-            if len(self.builder.instructions) > MAX_INSTRUCTIONS:
-                raise UnsupportedOperation("too many operations")
-        raise AssertionError("an FX graph ends with an output node")
-
-    def call(self, node: Node, env: dict[Node, Any]) -> Any:
-        args: Any = torch.fx.node.map_arg(node.args, lambda n: env[n])
-        kwargs: Any = torch.fx.node.map_arg(node.kwargs, lambda n: env[n])
-        name = operation_name(node)
+    def call(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
         if not contains_sym((args, kwargs)) and not (args and isinstance(args[0], RealParts)):
-            return self.computed(node, name, args, kwargs)
+            return self.run_concretely(node, name, args, kwargs)
         if name == "view_as_real":
             return RealParts(args[0].planes())
         if isinstance(args[0], RealParts):
@@ -170,13 +151,6 @@ class States:
         if not bool(same.all()):
             raise UnsupportedOperation("a constant that differs between the states")
         return flat[0]
-
-    def computed(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
-        """The result of an operation on constants."""
-        target: Any = node.target
-        refuse_random(node)
-        result = target(*args, **kwargs)
-        return torch.zeros_like(result) if name.startswith(("empty", "new_empty")) else result
 
     # Reductions. `reduces_states`: whether the dimension of size N is among those reduced.
 
@@ -268,21 +242,6 @@ class States:
         dtype = result_dtype(node)
         a = self.tensors.symbolic(a, dtype)
         return self.op_mm(node, self.apply("_conj", dtype, [a]) if dtype.is_complex else a, b)
-
-    # Views of complex numbers: a real tensor with a last dimension of 2 has no form.
-
-    def op_complex(self, node: Node, real: Any, imag: Any) -> Sym:
-        part = torch.empty(0, dtype=result_dtype(node)).real.dtype
-        planes = [self.tensors.symbolic(v, part).ids for v in (real, imag)]
-        return Sym.of(planes, result_dtype(node))
-
-    def op_polar(self, node: Node, radius: Any, angle: Any) -> Sym:
-        part = torch.empty(0, dtype=result_dtype(node)).real.dtype
-        r, phi = self.tensors.symbolic(radius, part), self.tensors.symbolic(angle, part)
-        planes = [
-            self.apply("mul", part, [r, self.apply(f, part, [phi])]).ids for f in ("cos", "sin")
-        ]
-        return Sym.of(planes, result_dtype(node))
 
     # Values of the program, not tensors: a tensor would need its dimensions, for a sum over them.
 
