@@ -24,6 +24,7 @@ from torch import distributed as dist
 
 from .. import errors
 from ..errors import AssocScanError, ScanValueError
+from ..monoids.call_errors import with_own_code
 from ..pytrees import flatten
 from ..torch_private import (
     all_gather_bytes,
@@ -107,21 +108,21 @@ def over_ranks(function: Function) -> Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return function(*args, **kwargs)
-        try:
-            group = process_group(group_among(args, kwargs))
-        except AssocScanError:
-            return function(*args, **kwargs)  # raises it, or another one that comes first
-        return in_turn(
-            group,
-            1,
-            lambda: function(*args, **kwargs),
-            lambda: (args, kwargs),
-            kwargs.get("check"),
-        )
+        return call_in_turn(function, 1, args, kwargs, kwargs.get("check"))
 
-    own: Any = call  # see `checked_call`
-    own.__code__ = own.__code__.replace(co_name=function.__name__)
-    return own  # type: ignore[no-any-return]
+    return with_own_code(call, function)
+
+
+def call_in_turn(
+    function: Callable[..., Any], headers: int, args: Sequence[Any], kwargs: dict[str, Any],
+    check: Any = None,
+) -> Any:  # fmt: skip
+    """A call of a function, `in_turn` over the group among its arguments."""
+    try:
+        group = process_group(group_among(args, kwargs))
+    except AssocScanError:
+        return function(*args, **kwargs)  # raises it, or another one that comes first
+    return in_turn(group, headers, lambda: function(*args, **kwargs), lambda: (args, kwargs), check)
 
 
 def group_among(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

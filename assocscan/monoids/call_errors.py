@@ -55,11 +55,14 @@ def checked_call(function: Function) -> Function:
             raise_of_call(error, function, args, kwargs)
             raise
 
-    # torch.compile limits the number of graphs of a code object. The wrappers would share one, so
-    # that the graphs of all functions would count together.
-    own: Any = call
-    own.__code__ = own.__code__.replace(co_name=function.__name__)
-    return own  # type: ignore[no-any-return]
+    return with_own_code(call, function)
+
+
+def with_own_code(wrapper: Any, function: Function) -> Function:
+    """The wrapper of a function, with a code object of its own. torch.compile limits the number of
+    graphs of one: wrappers that share it would count the graphs of all functions together."""
+    wrapper.__code__ = wrapper.__code__.replace(co_name=function.__name__)
+    return wrapper  # type: ignore[no-any-return]
 
 
 def checked_methods(cls: Class) -> Class:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ..errors import AssocScanError
+from ..monoids.call_errors import with_own_code
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Layer = TypeVar("Layer", bound=type[nn.Module])
@@ -31,23 +31,11 @@ def shares_errors(headers: Callable[..., int]) -> Callable[[Function], Function]
                 group = next((t for t in args if type(t).__name__ == "ProcessGroup"), None)
             if group is None:
                 return function(*args, **kwargs)
-            from ..distributed.agreement import in_turn
-            from ..distributed.ranks import process_group
+            from ..distributed.agreement import call_in_turn
 
-            try:
-                found = process_group(group)
-            except AssocScanError:
-                return function(*args, **kwargs)  # raises it, or another one that comes first
-            return in_turn(
-                found,
-                headers(*args),
-                lambda: function(*args, **kwargs),
-                lambda: (args, kwargs),
-            )
+            return call_in_turn(function, headers(*args), args, kwargs)
 
-        own: Any = call  # see `checked_call`
-        own.__code__ = own.__code__.replace(co_name=function.__name__)
-        return own  # type: ignore[no-any-return]
+        return with_own_code(call, function)
 
     return decorated
 
