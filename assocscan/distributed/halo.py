@@ -23,7 +23,6 @@ def halo(
     state: torch.Tensor,
     reverse: bool = False,
     group: ProcessGroup | None = None,
-    check: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The `count` inputs before the local part x [B, L, C], and the last `count` of the whole.
 
@@ -61,9 +60,7 @@ def halo(
         described["whether the state requires a gradient"] = str(grad and state.requires_grad)
         return described, x.shape[1]
 
-    _, lengths = in_turn(
-        found, 1, lambda: agreed(bound, facts, found, x.device, check), lambda: x, check
-    )
+    _, lengths = in_turn(found, 1, lambda: agreed(bound, facts, found, x.device, None), lambda: x)
     ranks = compared_ranks(found, lengths)
     order = ranks.in_order(reverse)
     own, start = (x.flip(1), state.flip(1)) if reverse else (x, state)

@@ -32,7 +32,6 @@ def pipeline(
     inputs: Tensors,
     reverse: bool = False,
     group: ProcessGroup | None = None,
-    check: bool | None = None,
 ) -> tuple[torch.Tensor, Tensors]:
     """The outputs of the local part, and the last state of the whole, on every rank.
 
@@ -77,7 +76,7 @@ def pipeline(
         return described, inputs[0].shape[1]
 
     def compared(facts: Callable[[Any], tuple[Facts, int]]) -> Ranks:
-        return compared_ranks(found, agreed(bound, facts, found, inputs[0].device, check)[1])
+        return compared_ranks(found, agreed(bound, facts, found, inputs[0].device, None)[1])
 
     def ran() -> tuple[torch.Tensor, Tensors]:
         y, last, failure = turns(run, state, inputs, compared(facts), reverse)
@@ -86,7 +85,7 @@ def pipeline(
         compared(lambda _: ({"the function": f"the end of {name}"}, 0))
         return y, last
 
-    return in_turn(found, HEADERS, ran, lambda: inputs, check)
+    return in_turn(found, HEADERS, ran, lambda: inputs)
 
 
 def turns(
