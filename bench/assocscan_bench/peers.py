@@ -92,28 +92,30 @@ def fla_chunk() -> Scan:
     return lambda log_a, b: chunk_hgrn(b, log_a)[0]
 
 
-def torch_associative_scan() -> Scan:
-    """torch's prototype, compiled, as it asks to be."""
-    associative_scan = torch_private.torch_associative_scan()
+def combine(left: Any, right: Any) -> Any:
+    return left[0] * right[0], left[1] * right[0] + right[1]
 
-    def combine(left: Any, right: Any) -> Any:
-        return left[0] * right[0], left[1] * right[0] + right[1]
+
+def torch_scan() -> Scan:
+    """torch's prototype, which asks to be compiled."""
+    associative_scan = torch_private.torch_associative_scan()
 
     def scan(a: Tensor, b: Tensor) -> Any:
         mode = "pointwise" if a.is_cuda else "generic"
         return associative_scan(combine, (a, b), 1, combine_mode=mode)[1]
 
     torch.compiler.reset()  # so that each size is compiled for itself
-    return torch.compile(scan)
+    return scan
+
+
+def torch_associative_scan() -> Scan:
+    return torch.compile(torch_scan())
 
 
 def jax() -> Scan:
     """On the device that JAX found; the tensors are handed over by DLPack once."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else it takes most of the GPU
     import jax as library
-
-    def combine(left: Any, right: Any) -> Any:
-        return left[0] * right[0], left[1] * right[0] + right[1]
 
     compiled = library.jit(lambda a, b: library.lax.associative_scan(combine, (a, b), axis=1)[1])
     return lambda a, b: library.block_until_ready(compiled(a, b))

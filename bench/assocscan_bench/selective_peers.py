@@ -13,10 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assocscan import torch_private
-
 from .cases import TORCH, Contender, passes_of
-from .peers import Peer, taking_part
+from .peers import Peer, taking_part, torch_scan
 from .selective_inputs import Inputs, discretised, gated
 from .settings import FORWARD, Settings
 from .suite.rnn import LONGEST_LOOP
@@ -47,18 +45,13 @@ def loop(*tensors: Tensor) -> Tensor:
 def torch_associative_scan() -> Callable[..., Tensor]:
     """torch's prototype on the arrays of all steps, compiled, as it asks to be and as transformers
     calls it."""
-    associative_scan = torch_private.torch_associative_scan()
-
-    def combine(left: Any, right: Any) -> Any:
-        return left[0] * right[0], left[1] * right[0] + right[1]
+    states = torch_scan()
 
     def scan(*tensors: Tensor) -> Tensor:
         x = Inputs(*tensors)
-        mode = "pointwise" if x.u.is_cuda else "generic"
-        h = associative_scan(combine, discretised(x), 1, combine_mode=mode)[1]  # [B, L, D, N]
+        h = states(*discretised(x))  # [B, L, D, N]
         return gated(x, (h @ x.C[..., None].to(h.dtype)).squeeze(-1))
 
-    torch.compiler.reset()  # so that each size is compiled for itself
     return torch.compile(scan)
 
 
