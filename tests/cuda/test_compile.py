@@ -13,6 +13,7 @@ import pytest
 import torch
 from cuda_emulator import emulated
 from operators import CASES
+from steps import gru
 from torch.utils._pytree import tree_map
 
 from assocscan import BackendError, associative_scan, monoid, nonlinear_recurrence, ops
@@ -102,12 +103,6 @@ def report(source: str, architecture: str) -> tuple[int, int]:
     return int(registers[1]), int(spilled[1])
 
 
-def gated(h: torch.Tensor, x: Any, weights: Any) -> torch.Tensor:
-    (z, r, n), (uz, ur, un) = x, weights
-    z, r = torch.sigmoid(z + uz * h), torch.sigmoid(r + ur * h)
-    return (1 - z) * torch.tanh(n + r * (un * h)) + z * h
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_walks_keep_their_states_in_registers(dtype: torch.dtype) -> None:
@@ -121,7 +116,7 @@ def test_walks_keep_their_states_in_registers(dtype: torch.dtype) -> None:
     xs = tuple(torch.empty(8, 64, 1536, dtype=dtype, requires_grad=True) for _ in range(3))
     weights = tuple(torch.empty(1536, dtype=dtype, requires_grad=True) for _ in range(3))
     with emulated(processors=PROCESSORS), mock.patch.object(launcher, "load", load):
-        h = nonlinear_recurrence(gated, xs, 0.0, params=weights, backend="cuda")
+        h = nonlinear_recurrence(gru, xs, 0.0, params=weights, backend="cuda")
         torch.autograd.grad(h, [*xs, *weights], torch.empty_like(h))
     assert [kernel.mode for _, kernel in found] == ["WALKED"] * 2
     for source, kernel in found:

@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
+from steps import gru
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -27,12 +28,6 @@ F64 = torch.float64
 def draw(*shape: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed + sum(shape))
     return torch.randn(shape, generator=generator, dtype=F64)
-
-
-def gated(h: Tensor, x: Any, weights: Any) -> Tensor:
-    (z, r, n), (uz, ur, un) = x, weights
-    z, r = torch.sigmoid(z + uz * h), torch.sigmoid(r + ur * h)
-    return (1 - z) * torch.tanh(n + r * (un * h)) + z * h
 
 
 def two_numbers(state: Any, x: Any, weights: Any) -> Any:
@@ -61,7 +56,7 @@ def reports() -> Any:
 
 
 CASES: dict[str, tuple[Callable[..., Any], Any]] = {
-    "gated": (gated, 0.3), "two numbers": (two_numbers, (0.1, -0.2)),
+    "gated": (gru, 0.3), "two numbers": (two_numbers, (0.1, -0.2)),
 }  # fmt: skip
 every_case = pytest.mark.parametrize("name", CASES)
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -119,7 +114,7 @@ def test_gradients_by_scans(variant: str) -> None:
     for method in ("loop", "newton"):
         with scanning_back():
             results = nonlinear_recurrence(
-                gated, xs, start, params=tuple(leaves[3:]), method=method, **options
+                gru, xs, start, params=tuple(leaves[3:]), method=method, **options
             )
         seeds = [torch.linspace(-1, 1, t.numel(), dtype=F64).view(t.shape) for t in results]
         found.append(torch.autograd.grad(results, [*leaves, start], seeds))
@@ -281,7 +276,7 @@ def test_other_states() -> None:
 def test_narrow_floats(dtype: torch.dtype) -> None:
     xs = tuple(draw(2, 300, 5, seed=k).to(dtype) for k in range(3))
     weights = tuple(draw(5, seed=k).to(dtype) for k in range(3))
-    args: Any = (gated, xs, 0.0)
+    args: Any = (gru, xs, 0.0)
     walked, last = nonlinear_recurrence(*args, params=weights, return_final=True)
     solved, end = nonlinear_recurrence(*args, params=weights, return_final=True, method="newton")
     assert solved.dtype == dtype and end.dtype == torch.float32
@@ -296,8 +291,8 @@ def test_lower_and_empty_axes() -> None:
     given: Any = {"params": weights, "lower": lambda h, x: {"y": h * x[0], "h": h}}
     for length in (30, 1, 0):
         part = tuple(x[:, :length] for x in xs)
-        walked = nonlinear_recurrence(gated, part, 0.5, return_final=True, **given)
-        solved = nonlinear_recurrence(gated, part, 0.5, return_final=True, method="newton", **given)
+        walked = nonlinear_recurrence(gru, part, 0.5, return_final=True, **given)
+        solved = nonlinear_recurrence(gru, part, 0.5, return_final=True, method="newton", **given)
         torch.testing.assert_close(solved, walked)
 
 
@@ -359,7 +354,7 @@ def test_what_explain_tells() -> None:
     weights = tuple(draw(3, seed=k) for k in range(3))
 
     def step(h: Tensor, x: Any, weights: Any) -> Tensor:
-        return gated(h, x, weights)
+        return gru(h, x, weights)
 
     def explained(**options: Any) -> Any:
         return explain_recurrence(step, xs, 0.1, params=weights, **options)

@@ -196,6 +196,16 @@ def starts_of(case: Case, leaves: list[Tensor]) -> Tensors:
     )
 
 
+def cotangents(results: Sequence[Tensor]) -> list[Tensor]:
+    """Random ones, half of them zero."""
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for y in results:
+        g = torch.randn(y.shape, generator=generator, dtype=torch.float64)
+        found.append((g * (torch.rand(y.shape, generator=generator) < 0.5)).to(y))
+    return found
+
+
 def as_tuple(y: Any) -> Tensors:
     return y if isinstance(y, tuple) else (y,)
 

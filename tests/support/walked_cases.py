@@ -16,12 +16,6 @@ from assocscan import nonlinear_recurrence
 Step = Callable[..., Any]
 
 
-def gated(h: Tensor, x: Any, weights: Any) -> Tensor:
-    (z, r, n), (uz, ur, un) = x, weights
-    z, r = torch.sigmoid(z + uz * h), torch.sigmoid(r + ur * h)
-    return (1 - z) * torch.tanh(n + r * (un * h)) + z * h
-
-
 def two_numbers(state: Any, x: Any, weights: Any) -> Any:
     """A cell and what it shows of itself."""
     (h, c), (i, f, o), (u, v) = state, x, weights
@@ -59,7 +53,7 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "gated": Case(gated, 3, 3),
+    "gated": Case(steps.gru, 3, 3),
     "two numbers": Case(two_numbers, 3, 2, 2),
     "fires": Case(fires, 1, 0),
 }

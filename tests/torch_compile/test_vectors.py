@@ -9,7 +9,7 @@ import pytest
 import torch
 from selective_loops import draw, selective_loop
 from torch import Tensor
-from vector_cases import CASES, as_tuple, assert_close, expanded, leaves_of, loop
+from vector_cases import CASES, as_tuple, assert_close, cotangents, expanded, leaves_of, loop
 
 from assocscan import associative_scan, selective_scan
 from assocscan.program import deserialization
@@ -49,16 +49,6 @@ def fresh() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-def cotangents(results: Sequence[Tensor]) -> list[Tensor]:
-    """Random ones, half of them zero."""
-    generator = torch.Generator().manual_seed(1)
-    found = []
-    for y in results:
-        g = torch.randn(y.shape, generator=generator, dtype=torch.float64)
-        found.append((g * (torch.rand(y.shape, generator=generator) < 0.5)).to(y.dtype))
-    return found
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -17,6 +17,7 @@ import pytest
 import torch
 from gpu_targets import TARGETS, resource_usage, run_compiling
 from operators import CASES as OPERATORS
+from steps import gru
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -263,13 +264,6 @@ def variants(compiler: Compiler) -> None:
         forward(CASES["sum"], batch, backend="multipass", offsets=offsets, **BACKWARDS)
 
 
-def gated(h: Tensor, x: Any, weights: Any) -> Tensor:
-    """A GRU with a number per channel for each gate."""
-    (z, r, n), (uz, ur, un) = x, weights
-    z, r = torch.sigmoid(z + uz * h), torch.sigmoid(r + ur * h)
-    return (1 - z) * torch.tanh(n + r * (un * h)) + z * h
-
-
 def walked(compiler: Compiler) -> None:
     """Steps that are not associative, and their derivatives."""
     lanes, rows = (8, 8192, 1536), (4096, 8192)
@@ -280,7 +274,7 @@ def walked(compiler: Compiler) -> None:
         compiler.name, compiler.target = f"gru {name}", target
         xs = tuple(meta(dtype, *shape).requires_grad_() for _ in range(3))
         weights = tuple(meta(dtype, *shape[2:]).requires_grad_() for _ in range(3))
-        h = nonlinear_recurrence(gated, xs, 0.0, params=weights, backend="triton")
+        h = nonlinear_recurrence(gru, xs, 0.0, params=weights, backend="triton")
         compiler.name = f"gru {name} backward"
         torch.autograd.grad(h, [*xs, *weights], torch.empty_like(h))
 

@@ -12,7 +12,7 @@ import torch
 from library_operation import SCAN, STRIDES, Recorder, check_fake_results, check_registration
 from torch import Tensor
 from torch.func import grad, vmap
-from vector_cases import CASES, as_tuple, assert_close, expanded, leaves_of, loop
+from vector_cases import CASES, as_tuple, assert_close, cotangents, expanded, leaves_of, loop
 from vector_engines import VECTOR_ENGINES, VectorEngine
 
 from assocscan import ScanValueError, associative_scan, selective_scan
@@ -65,16 +65,6 @@ def scan(engine: VectorEngine, name: str, leaves: Tensors, **options: Any) -> Te
         CASES[name].op, expanded(leaves), 1, return_final=True, backend=engine.backend, **options
     )
     return [*as_tuple(ys), *final]
-
-
-def cotangents(results: Tensors) -> Tensors:
-    """Random ones, half of them zero."""
-    generator = torch.Generator().manual_seed(1)
-    found = []
-    for y in results:
-        g = torch.randn(y.shape, generator=generator)
-        found.append((g * (torch.rand(y.shape, generator=generator) < 0.5)).to(y))
-    return found
 
 
 PACKED = torch.tensor([0, 33, 33, 37, 44])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from library_operation import SCAN, STRIDES, Recorder, check_fake_results, check_registration
 from torch import Tensor
-from vector_cases import CASES, as_tuple, assert_close, expanded, leaves_of, loop
+from vector_cases import CASES, as_tuple, assert_close, cotangents, expanded, leaves_of, loop
 
 from assocscan import BackendError, FallbackWarning, associative_scan
 from assocscan.caching.bounded import BoundedCache
@@ -32,16 +32,6 @@ def scan(name: str, leaves: Tensors, init: Tensors | None = None, **options: Any
 
 def tracked(tensors: Tensors) -> Tensors:
     return [t.detach().clone().requires_grad_() for t in tensors]
-
-
-def cotangents(results: Tensors) -> Tensors:
-    """Random ones, half of them zero."""
-    generator = torch.Generator().manual_seed(3)
-    found = []
-    for y in results:
-        g = torch.randn(y.shape, generator=generator, dtype=torch.float64)
-        found.append((g * (torch.rand(y.shape, generator=generator) < 0.5)).to(y.dtype))
-    return found
 
 
 def assert_right(
