@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from filter_designs import CUTS, DESIGNS, F64, LONG, inputs, rand
+from filter_designs import DESIGNS, F64, LONG, errors, every_order_and_cut, inputs, rand
 
 from assocscan import lfilter, matrix_recurrence, sosfilt
 from assocscan.errors import ScanTypeError, ScanValueError
@@ -31,24 +31,8 @@ def is_stable(a: np.ndarray[Any, Any]) -> bool:
     return True
 
 
-def errors(b: Any, a: Any, x: Any, y: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Of y and of scipy's loop in the dtype of x, relative to the largest value of each row."""
-    wide = np.clongdouble if np.iscomplexobj(x) else LONG
-    exact = signal.lfilter(*(t.astype(wide) for t in (b, a, x)))
-    loop = signal.lfilter(b, a, x)
-    assert loop.dtype == x.dtype
-    size = np.abs(exact).max(-1)
-    return np.abs(y - exact).max(-1) / size, np.abs(loop - exact).max(-1) / size
-
-
 @pytest.mark.thinned(7)
-@pytest.mark.parametrize(
-    "order, cut",
-    [
-        pytest.param(order, cut, marks=[] if (order, cut) == (3, 3e-3) else pytest.mark.exhaustive)
-        for order, cut in itertools.product(range(1, 9), CUTS)
-    ],
-)  # fmt: skip
+@every_order_and_cut
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_errors_are_those_of_a_loop(backend: str, order: int, cut: float) -> None:
     """At most ten times those of scipy's loop of the same dtype, where the filter is stable."""

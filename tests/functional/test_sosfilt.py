@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from filter_designs import CUTS, DESIGNS, F64, LONG, inputs, rand
+from filter_designs import DESIGNS, F64, LONG, every_order_and_cut, inputs, rand
 from torch import Tensor
 
 from assocscan import ScanTypeError, ScanValueError, lfilter, sosfilt
@@ -38,13 +38,7 @@ def exactly(sos: Any, x: Any) -> Any:
 
 
 @pytest.mark.thinned(7)
-@pytest.mark.parametrize(
-    "order, cut",
-    [
-        pytest.param(order, cut, marks=[] if (order, cut) == (3, 3e-3) else pytest.mark.exhaustive)
-        for order, cut in itertools.product(range(1, 9), CUTS)
-    ],
-)
+@every_order_and_cut
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_errors_are_those_of_a_loop(backend: str, order: int, cut: float) -> None:
     """At most ten times those of scipy's loop of the same dtype, where the filter is stable; forty
