@@ -351,38 +351,31 @@ def test_detached_values_pass_no_gradient(backend: str) -> None:
     assert torch.autograd.grad(y[1], x)[0].tolist() == [3.0, 5.0]
 
 
+def check_slopes(name: str, function: Callable[..., Tensor], *xs: Tensor, **options: Any) -> None:
+    op = Monoid(lambda a, b: a + b, identity=0.0, name=f"{name}_slopes", lift=function)
+    leaves = tuple(x.requires_grad_() for x in xs)
+    results = associative_scan(op, leaves if len(leaves) > 1 else xs[0], **options), function(*xs)
+    torch.testing.assert_close(*results, equal_nan=True)
+    slopes = [torch.autograd.grad(y.sum(), leaves) for y in results]
+    torch.testing.assert_close(*slopes, equal_nan=True)
+
+
 @pytest.mark.parametrize("name", ["softplus", "elu", "selu", "celu"])
 def test_slopes_where_one_of_two_formulas_overflows(name: str) -> None:
     """Each is one formula below a bound and another above, whose exponential overflows there."""
-    function = getattr(torch.nn.functional, name)
-    op = Monoid(lambda a, b: a + b, identity=0.0, name=f"{name}_slopes", lift=function)
     x = torch.tensor([[-1e30, -100.0, -1.0, 0.0, 2.0, 19.9, 20.0, 88.0, 100.0, 1e30]])
-    x.requires_grad_()
-    y = associative_scan(op, x)
-    torch.testing.assert_close(y, function(x))
-    (got,), (wanted,) = (torch.autograd.grad(v.sum(), x) for v in (y, function(x)))
-    torch.testing.assert_close(got, wanted)
+    check_slopes(name, getattr(torch.nn.functional, name), x)
 
 
 @pytest.mark.parametrize("name", ["gelu", "leaky_relu", "hardtanh", "relu6"])
 def test_slopes_of_activations(name: str) -> None:
     """Also at their bounds."""
-    function = getattr(torch.nn.functional, name)
-    op = Monoid(lambda a, b: a + b, identity=0.0, name=f"{name}_slopes", lift=function)
     x = torch.tensor([[-9.0, -1.0, -0.3, 0.0, 0.2, 1.0, 5.9, 6.0, 7.0]], dtype=torch.float64)
-    x.requires_grad_()
-    y = associative_scan(op, x, backend="cpu")
-    torch.testing.assert_close(y, function(x))
-    (got,), (wanted,) = (torch.autograd.grad(v.sum(), x) for v in (y, function(x)))
-    torch.testing.assert_close(got, wanted)
+    check_slopes(name, getattr(torch.nn.functional, name), x, backend="cpu")
 
 
 def test_slopes_of_xlogy() -> None:
     """The derivative by x is log y where x is 0 too."""
-    op = Monoid(lambda a, b: a + b, identity=0.0, name="xlogy_slopes", lift=torch.xlogy)
-    x = torch.tensor([[0.0, 0.0, 2.0, 0.0, float("nan")]], dtype=torch.float64, requires_grad=True)
-    y = torch.tensor([[3.5, 0.5, 3.0, -1.0, 2.0]], dtype=torch.float64, requires_grad=True)
-    got = associative_scan(op, (x, y), backend="cpu")
-    torch.testing.assert_close(got, torch.xlogy(x, y), equal_nan=True)
-    found, wanted = (torch.autograd.grad(v.sum(), (x, y)) for v in (got, torch.xlogy(x, y)))
-    torch.testing.assert_close(found, wanted, equal_nan=True)
+    x = torch.tensor([[0.0, 0.0, 2.0, 0.0, float("nan")]], dtype=torch.float64)
+    y = torch.tensor([[3.5, 0.5, 3.0, -1.0, 2.0]], dtype=torch.float64)
+    check_slopes("xlogy", torch.xlogy, x, y, backend="cpu")
