@@ -33,7 +33,8 @@ class GroupedText(VectorText):
             step = tl.arange(0, {GROUP})[None, :] + origin
             flat_step = tl.arange(0, {size}) % {GROUP}
             flat_present = {self.flat("present")}
-            pair_step = pair // {self.tile.threads} % {GROUP}
+            lane_step = pair // {self.tile.threads} % {GROUP}
+            thread_step = pair % {self.tile.threads} % {GROUP}
         """)
 
     def flat(self, value: str) -> str:
@@ -113,16 +114,16 @@ class GroupedText(VectorText):
             self(f"x{c}_n = {loaded}")
 
     def fetch_group(self, leaves: Iterable[tuple[str, int]], low: str) -> None:
-        """Ask for the steps of a group from `low` on, which will be read some groups later."""
-        self(f"""
-            flat_times = {self.place(self.bounded(f"{low} + flat_step"), "count")}
-            pair_times = {self.place(self.bounded(f"{low} + pair_step"), "count")}
-        """)
+        """Ask for the steps of a group from `low` on, which will be read some groups later. The
+        states of a step are adjacent: a step each is left to the threads of a lane, or to lanes
+        where all have the same states."""
+        for kind in ("flat", "lane", "thread"):
+            self(f"{kind}_times = {self.place(self.bounded(f'{low} + {kind}_step'), 'count')}")
         for role, k in dict.fromkeys(leaves):
             port = self.kernel.port[role, k]
-            kind, at = ("pair", "at") if port.state else ("flat", "flat")
-            place = self.at(role, k, 0, f"{kind}_times", at)
-            self(f"scalar.fetch({place})")
+            kind = "flat" if not port.state else "thread" if port.lane else "lane"
+            of = "at" if port.state else "flat"
+            self(f"scalar.fetch({self.at(role, k, 0, f'{kind}_times', of)})")
 
     def bounded(self, step: str) -> str:
         return f"tl.maximum(tl.minimum({step}, count - 1), 0)"
