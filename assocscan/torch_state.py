@@ -79,6 +79,13 @@ def may_be_differentiated() -> bool:
     return is_on and in_functorch_or_forward_mode()
 
 
+def innermost(t: torch.Tensor) -> torch.Tensor:
+    """The tensor that torch.func transforms have wrapped."""
+    while is_functorch_tensor(t):
+        t = unwrapped(t)
+    return t
+
+
 def mapped_size(tensors: Iterable[torch.Tensor]) -> int:
     """How many times torch.func.vmap runs what these tensors enter."""
     sizes: dict[int, int] = {}

@@ -30,7 +30,9 @@ from ..program.operator import Leaf, promoted
 from ..program.transforms import is_product
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 from ..runtime.scan_call import ScanCall
-from ..torch_state import needs_dispatcher, without_autocast
+from ..runtime.torch_operation import checked_when_run
+from ..torch_private import without_transforms
+from ..torch_state import innermost, is_traced, needs_dispatcher, without_autocast
 from ..trace.fx_trace import isolated
 from ..trace.missing_dtypes import is_missing
 from ..trace.traced_monoid import lift_arguments
@@ -294,6 +296,8 @@ def scan_sequences(call: ScanCall, states: Tensors) -> tuple[Tensors, Tensors]:
     carry = carry_of(call, states)
     if call.offsets is None:
         return scan_one(call, combine, states, carry)
+    if is_traced():
+        return scan_traced_sequences(call, combine, states, carry)
     outputs, finals = [], []
     for part, entering in split_sequences(call, states, carry):
         ys, last = scan_one(call, combine, part, entering)
@@ -307,12 +311,33 @@ def scan_sequences(call: ScanCall, states: Tensors) -> tuple[Tensors, Tensors]:
     return joined, [torch.stack(parts) for parts in zip(*finals, strict=True)]
 
 
+def scan_traced_sequences(
+    call: ScanCall, combine: eager.Combine, states: Tensors, carry: Tensors | None
+) -> tuple[Tensors, Tensors]:
+    """Outputs before `lower`, and finals, where offsets have no values yet. They are checked when
+    the graph runs."""
+    if states[0].shape[call.axis] == 0:
+        return states, empty_finals(call, states) if carry is None else carry
+    if multiplies(call):
+        combine, states, carry = products.with_kinds(states, carry)
+    assert call.offsets is not None
+    offsets = checked_when_run(call.offsets, call.length).to(states[0].device)
+    sequential = isinstance(call.operator, Monoid) and call.operator.sequential
+    results = eager.scan_marked(
+        combine, states, call.axis, call.reverse, offsets, carry, call.init is not None,
+        not call.inclusive, sequential,
+    )  # fmt: skip
+    outputs, finals = (leaves[: len(call.traced.state)] for leaves in results)
+    return outputs, finals if call.return_final or call.final_only else []
+
+
 def split_sequences(
     call: ScanCall, states: Tensors, carry: Tensors | None
 ) -> Iterator[tuple[Tensors, Tensors | None]]:
     """The states of every packed sequence, and the carry that enters it."""
     assert call.offsets is not None
-    bounds = validated(call.offsets.cpu(), call.length).tolist()
+    with without_transforms():
+        bounds = validated(innermost(call.offsets).cpu(), call.length).tolist()
     for k, (begin, end) in enumerate(pairwise(bounds)):
         part = [t.narrow(call.axis, begin, end - begin) for t in states]
         yield part, None if carry is None else [c[k] for c in carry]
@@ -329,6 +354,8 @@ def reduce_sequences(call: ScanCall, states: Tensors) -> Tensors:
     combine, carry = combiner(call), carry_of(call, states)
     if call.offsets is None:
         return reduce_one(call, combine, states, carry)
+    if is_traced():
+        return scan_traced_sequences(call, combine, states, carry)[1]
     finals = [
         reduce_one(call, combine, part, entering)
         for part, entering in split_sequences(call, states, carry)

@@ -13,6 +13,7 @@ from ..api.tensor_subclasses import holds_jagged
 from ..errors import ScanValueError
 from ..hooks import HOOKS
 from ..monoids.leaf_checks import check_axis, require_tensor
+from ..torch_state import in_own_dtype
 from .operands import check_axis_of_number, checked_offsets
 
 
@@ -51,6 +52,7 @@ def check_inclusive(name: str, inclusive: bool) -> None:
         )
 
 
+@in_own_dtype
 def with_initial(
     y: Tensor, initial: float, axis: int, reverse: bool, offsets: Tensor | None
 ) -> Tensor:

@@ -130,7 +130,8 @@ def linear_recurrence(
     a: a number, or a tensor that broadcasts to the shape of b, the axis included: for b [B, L, D] a
         decay [D], a gate [B, L, 1], or all of [B, L, D]. Shapes are aligned from the last
         dimension, as torch broadcasts: for b [L, L] an a of [L] is one number per channel, not per
-        step. It is read in place, never expanded in memory. a[t] leads from h[t−1] to h[t]. A
+        step. It is read in place, never expanded in memory. a[t] leads from h[t−1] to h[t];
+        without init the first one is not read, so that it may be NaN or infinite. A
         number, or a tensor without dimensions, is not rounded to 16 bits beside a b of 16 bits.
     b: a tensor of any shape with the axis, as [B, L, D], and of any dtype.
     init: a number, or a tensor that broadcasts to the shape of b without the axis, as [B, D].

@@ -100,6 +100,13 @@ def check_finals(spec: ScanSpec[Any], offsets: torch.Tensor) -> None:
         raise ScanValueError(no_final_of_empty(spec.operator.name))
 
 
+def checked_when_run(offsets: torch.Tensor, length: int) -> torch.Tensor:
+    """An int64 copy of offsets, checked when it is made: where a graph is built, whenever it
+    runs."""
+    found: torch.Tensor = torch.ops.assocscan.checked_offsets(offsets, length)
+    return found
+
+
 def declared_results(
     backend: str, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]
 ) -> tuple[Outputs, Finals]:
@@ -168,6 +175,17 @@ def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Tenso
     return results, dims
 
 
+_LIBRARY.define("checked_offsets(Tensor offsets, SymInt length) -> Tensor")
+_LIBRARY.impl(
+    "checked_offsets",
+    lambda offsets, length: checked_values(offsets, length, offsets.device),
+    "CompositeExplicitAutograd",
+)
+torch.library.register_fake(
+    "assocscan::checked_offsets",
+    lambda offsets, length: torch.empty_like(offsets, dtype=torch.int64),
+    lib=_LIBRARY,
+)
 _LIBRARY.impl("scan", compute, "CompositeExplicitAutograd")
 _LIBRARY.impl("scan", differentiable, "Autograd", with_keyset=True)
 # 16-bit inputs stay 16-bit, float32 inputs stay float32: states are combined in float32 anyway.

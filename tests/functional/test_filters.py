@@ -31,6 +31,26 @@ def is_stable(a: np.ndarray[Any, Any]) -> bool:
     return True
 
 
+@pytest.mark.parametrize("steps", range(1, 11))
+def test_rows_shorter_than_the_filter(steps: int) -> None:
+    """A narrow filter's first outputs are 10⁻¹³ of later ones. Its gradient is the same filter of
+    the cotangents in reverse."""
+    for b, a in (signal.butter(8, 0.01), signal.cheby1(6, 1, 0.05), ([2.0, 1.0], [4.0, 1.0, 0.5])):
+        b, a = np.asarray(b), np.asarray(a)
+        rows = inputs(64 * steps, np.float64).reshape(-1, steps)
+        exact = signal.lfilter(*(t.astype(LONG) for t in (b, a, rows)))
+        size = abs(exact).max(-1) + 1e-300
+        loop = (abs(signal.lfilter(b, a, rows) - exact).max(-1) / size).max()
+        for layout, axis in (("rows", -1), ("columns", 0)):
+            x = torch.as_tensor(rows if layout == "rows" else rows.T.copy()).requires_grad_()
+            y = lfilter(torch.as_tensor(b), torch.as_tensor(a), x, axis=axis)
+            (slope,) = torch.autograd.grad(y, x, x.detach().flip(axis))
+            for found in (y.detach(), slope.flip(axis)):
+                got = found.numpy() if layout == "rows" else found.numpy().T
+                error = (abs(got - exact).max(-1) / size).max()
+                assert error <= 10 * max(loop, 2 * np.finfo(np.float64).eps)
+
+
 @pytest.mark.thinned(7)
 @every_order_and_cut
 @pytest.mark.parametrize("backend", BACKENDS)

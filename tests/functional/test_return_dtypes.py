@@ -11,7 +11,7 @@ import torch
 from table import Engine
 from torch import Tensor
 
-from assocscan import discounted_returns, gae, linear_recurrence, vtrace
+from assocscan import cumsum, discounted_returns, gae, linear_recurrence, vtrace
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 LENGTH = 12
@@ -174,3 +174,20 @@ def test_complex_numbers_beside_16_bits(dtype: torch.dtype) -> None:
     h = linear_recurrence(0.5j, b, axis=0)
     assert h.dtype == torch.complex64
     assert h.tolist() == [1, 1 + 0.5j, 0.75 + 0.5j]
+
+
+@pytest.mark.parametrize(("own", "other"), [(F16, BF16), (BF16, F16)], ids=str)
+def test_autocast_to_the_other_dtype_of_16_bits(own: torch.dtype, other: torch.dtype) -> None:
+    """Changes nothing; torch.cat refuses such tensors there."""
+    x = rand(own, 2, LENGTH)
+    calls: dict[str, Callable[[], Any]] = {
+        "gae": lambda: gae(x, x, x[:, 0], 0.9, 0.9),
+        "vtrace": lambda: vtrace(x, x, x, x[:, 0], 0.9),
+        "cumsum": lambda: cumsum(x, include_initial=True),
+        "returns": lambda: discounted_returns(x, 0.9, None, x[:, 0]),
+    }
+    for name, call in calls.items():
+        wanted = call()
+        with torch.autocast("cpu", dtype=other):
+            got = call()
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0, msg=name)

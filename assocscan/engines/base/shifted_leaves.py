@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from ...program.transforms import with_edge_input
-from ...torch_state import is_symbolic
+from ...torch_state import in_own_dtype, is_symbolic
 from .scan_spec import MaybeTensor, ScanSpec
 
 
+@in_own_dtype
 def previous_state(
     y: torch.Tensor,
     edge: torch.Tensor | None,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -91,6 +92,97 @@ def scan_sequences(
     states = [torch.cat(p, axis) for p in zip(*(s for s, _ in found), strict=True)] or leaves
     last = [torch.stack(p) for p in zip(*(f for _, f in found), strict=True)] or carries
     return states, last, bounds
+
+
+def scan_marked(
+    combine: Combine,
+    leaves: Leaves,
+    axis: int,
+    reverse: bool,
+    offsets: torch.Tensor,
+    carries: Leaves | None,
+    from_carry: bool,
+    exclusive: bool,
+    sequential: bool = False,
+) -> tuple[Leaves, Leaves]:
+    """As `scan` of each packed sequence, without reading `offsets`, which have no values where a
+    graph is built: one scan, in which elements are marked that begin a sequence. An aggregate of
+    elements has the mark of any of them, and what comes before a mark is dropped.
+
+    carries: those that enter, with a leading dimension of sequences, or None. from_carry: whether
+    they are combined with the first elements. offsets: int64, on the device of the leaves.
+    """
+    length = leaves[0].shape[axis]
+    bounds = offsets.clamp(0, length)
+    begins, ends = bounds[:-1], bounds[1:]
+    steps = torch.arange(length, device=offsets.device)
+    # That of a step; of several with the same begin all but the last one are empty.
+    sequence = torch.searchsorted(begins, steps, right=True) - 1
+    heads = steps == (ends - 1 if reverse else begins).index_select(0, sequence)
+    entering = None if carries is None else [c.movedim(0, axis) for c in carries]
+    if from_carry and not sequential:
+        assert entering is not None
+        firsts = (ends - 1 if reverse else begins).clamp(0, length - 1)
+        first = [t.index_select(axis, firsts) for t in leaves]
+        begun = [t.index_select(axis, sequence) for t in combine(entering, first)]
+        leaves = where(heads, begun, leaves, axis)
+    if entering is not None:
+        entering = [c.index_select(axis, sequence) for c in entering]
+    if reverse:
+        leaves, heads = [t.flip(axis) for t in leaves], heads.flip(0)
+        entering = None if entering is None else [t.flip(axis) for t in entering]
+    if sequential:
+        assert entering is not None
+        prefixes = walk_marked(combine, entering, leaves, heads, axis)
+    else:
+        prefixes = prefix_scan(
+            partial(combine_marked, combine, axis), [*leaves, in_place(heads, axis)], axis
+        )[:-1]
+    states = prefixes
+    if exclusive:
+        assert entering is not None
+        before = [torch.cat([t.narrow(axis, 0, 1), t.narrow(axis, 0, length - 1)], axis)
+                  for t in prefixes]  # fmt: skip
+        states = where(heads, entering, before, axis)
+    if reverse:
+        prefixes, states = ([t.flip(axis) for t in part] for part in (prefixes, states))
+    lasts = (begins if reverse else ends - 1).clamp(0, length - 1)
+    finals = [t.index_select(axis, lasts).movedim(axis, 0) for t in prefixes]
+    return states, finals if carries is None else where(begins == ends, carries, finals, 0)
+
+
+def in_place(marks: torch.Tensor, axis: int, rank: int = 0) -> torch.Tensor:
+    """Marks of steps along `axis` of a tensor of this rank, or of the least one."""
+    return marks.reshape([1] * axis + [-1] + [1] * max(0, rank - axis - 1))
+
+
+def where(marks: torch.Tensor, marked: Leaves, others: Leaves, axis: int) -> Leaves:
+    """The leaves of `marked` at steps with a mark, and those of `others`."""
+    return [
+        torch.where(in_place(marks.flatten(), axis, a.dim()), a, b)
+        for a, b in zip(marked, others, strict=True)
+    ]
+
+
+def combine_marked(combine: Combine, axis: int, left: Leaves, right: Leaves) -> Leaves:
+    """Elements with their marks at the end. Where the right one has a mark it is combined with
+    itself, as an element that is surely possible, and that result is dropped."""
+    *a, marked_a = left
+    *b, marked_b = right
+    combined = combine(where(marked_b, b, a, axis), b)
+    return [*where(marked_b, b, combined, axis), marked_a | marked_b]
+
+
+def walk_marked(
+    combine: Combine, entering: Leaves, leaves: Leaves, heads: torch.Tensor, axis: int
+) -> Leaves:
+    """The carries of a loop. entering: for every step the carry that its sequence begins with."""
+    found: list[Leaves] = []
+    for t in range(leaves[0].shape[axis]):
+        begin = [c.narrow(axis, t, 1) for c in entering]
+        carry = where(heads.narrow(0, t, 1), begin, found[-1], axis) if found else begin
+        found.append(combine(carry, [leaf.narrow(axis, t, 1) for leaf in leaves]))
+    return [torch.cat(parts, axis) for parts in zip(*found, strict=True)]
 
 
 def walk(combine: Combine, carry: Leaves, leaves: Leaves, axis: int) -> Leaves:

@@ -209,6 +209,8 @@ def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     if not any(is_symbolic(size) for size in x.shape) and x.numel() == 0:
         return torch.empty_like(x)
     order = a.shape[-1] - 1
+    if steps.offsets is None and not is_symbolic(x.shape[axis]) and x.shape[axis] <= order:
+        return first_steps(b, a, x, axis, steps.reverse)
     found = states_of(along(b, x, axis, 1), along(a, x, axis, 1), steps)
     if is_walked(order, x, steps):
         states = [t.squeeze(axis) for t in found[1:]]
@@ -224,6 +226,23 @@ def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     else:
         op, leaves = HIGHER_ORDER, list(found[1:])
     return scan_of(op, leaves, x, axis, steps)
+
+
+def first_steps(b: Tensor, a: Tensor, x: Tensor, axis: int, reverse: bool) -> Tensor:
+    """The response as a loop computes it, for fewer steps than the filter has poles: what a narrow
+    filter gives so early is far smaller than the lattice's states."""
+    b, a = (t / a[..., :1] for t in (b, a))
+    steps = x.split(1, axis)
+    found: list[Tensor] = []
+    for t, _ in enumerate(steps):
+        past = range(1, t + 1)
+        y = along(b[..., 0], x, axis) * steps[-1 - t if reverse else t]
+        for k in (k for k in past if k < b.shape[-1]):
+            y = y + along(b[..., k], x, axis) * steps[k - t - 1 if reverse else t - k]
+        for k in past:
+            y = y - along(a[..., k], x, axis) * found[t - k]
+        found.append(y)
+    return torch.cat(found[::-1] if reverse else found, axis)
 
 
 def scan_of(
