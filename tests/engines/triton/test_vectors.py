@@ -114,6 +114,14 @@ def test_flags(name: str, reverse: bool, inclusive: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("states", [3, 16])
+def test_what_follows_from_leaves_that_are_equal_at_all_steps(states: int) -> None:
+    """It has one value for all steps of a group, and is read at each of them."""
+    u, delta, *others = leaves_on_gpu("selective", (2, 11, 5, states), torch.float32)
+    check(CASES["selective"], [u[:, :1], delta[:, :1], *others], backend="triton")
+
+
+@pytest.mark.slow
 @pytest.mark.thinned(7)
 @pytest.mark.parametrize("name", ["selective", "plain"])
 def test_float64(name: str) -> None:

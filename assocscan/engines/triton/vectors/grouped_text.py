@@ -187,7 +187,8 @@ class GroupedText(VectorText):
                 one = picked(early, f"step == {j}", 1, program.dtypes[v])
                 if self.tile.threads == GROUP and grouped.meets_states(v):
                     # It may be a tensor of all threads of a lane.
-                    one = f"tl.gather({early}, tl.full({self.shape(True)}, {j}, tl.int32), 1)"
+                    whole = f"tl.broadcast_to({early}, {self.group_shape})"
+                    one = f"tl.gather({whole}, tl.full({self.shape(True)}, {j}, tl.int32), 1)"
                 self(f"{found[v][0]} = {one}")
         for k in range(inputs, len(found)):
             if grouped.kinds[k] == CORE:
