@@ -316,12 +316,12 @@ def scan_traced_sequences(
 ) -> tuple[Tensors, Tensors]:
     """Outputs before `lower`, and finals, where offsets have no values yet. They are checked when
     the graph runs."""
-    if states[0].shape[call.axis] == 0:
-        return states, empty_finals(call, states) if carry is None else carry
-    if multiplies(call):
-        combine, states, carry = products.with_kinds(states, carry)
     assert call.offsets is not None
     offsets = checked_when_run(call.offsets, call.length).to(states[0].device)
+    if states[0].shape[call.axis] == 0:
+        return states, empty_finals(call, states, offsets.shape[0] - 1) if carry is None else carry
+    if multiplies(call):
+        combine, states, carry = products.with_kinds(states, carry)
     sequential = isinstance(call.operator, Monoid) and call.operator.sequential
     results = eager.scan_marked(
         combine, states, call.axis, call.reverse, offsets, carry, call.init is not None,
@@ -343,10 +343,11 @@ def split_sequences(
         yield part, None if carry is None else [c[k] for c in carry]
 
 
-def empty_finals(call: ScanCall, states: Tensors) -> Tensors:
-    """The finals for offsets [0], which hold no sequence: tensors with a leading size of 0."""
+def empty_finals(call: ScanCall, states: Tensors, sequences: int = 0) -> Tensors:
+    """The finals for offsets [0], which hold no sequence: tensors with a leading size of 0. In a
+    graph there may be empty sequences, whose finals are undefined: 0."""
     axis = call.axis
-    return [t.new_empty((0, *t.shape[:axis], *t.shape[axis + 1 :])) for t in states]
+    return [t.new_zeros((sequences, *t.shape[:axis], *t.shape[axis + 1 :])) for t in states]
 
 
 def reduce_sequences(call: ScanCall, states: Tensors) -> Tensors:

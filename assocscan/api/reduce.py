@@ -103,7 +103,7 @@ def reduce(
 
     An empty sequence gives init, or the identity. ValueError for one if there is neither, or if
     `lower` reads the inputs at the last step, since an empty sequence has no last step. With
-    offsets on a GPU there may be no error; the result of such a sequence is then undefined.
+    offsets on a GPU, and in graphs, there may be no error; the result is then undefined.
 
     Raises what `associative_scan` raises.
 

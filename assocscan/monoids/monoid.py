@@ -169,7 +169,7 @@ class Monoid:
         ndims = self.element_ndims(spec, what)
         self = present(self)
         paths = leaf_paths(spec, "xs"), leaf_paths(spec, what)
-        check_leaves(leaves, spec, LeafNames(dict(zip(*paths, strict=True))))
+        check_leaves(leaves, spec, LeafNames({"xs": what, **dict(zip(*paths, strict=True))}))
         for path, t, n in zip(paths[1], leaves, ndims, strict=True):
             if t.dim() < n:
                 raise ScanValueError(

@@ -164,9 +164,9 @@ def trace(
     structure: dict[str, Any] = {}
 
     def flat(*leaves: torch.Tensor) -> list[torch.Tensor]:
-        storages = [storage_number(t) for t in leaves]
+        memory = [(storage_number(t), t.dim()) for t in leaves]
         result = fn(*pytree.tree_unflatten(list(leaves), spec))
-        if storages != [storage_number(t) for t in leaves]:  # which leaves no trace in a graph
+        if memory != [(storage_number(t), t.dim()) for t in leaves]:  # no graph shows that
             raise TraceError(
                 f"operator {name!r} gives one of its arguments other memory, by `.data` or `set_`; "
                 "compute a new tensor instead"

@@ -125,6 +125,25 @@ def test_torch_func(name: str) -> None:
     torch.testing.assert_close(slope, sum(w.sum() for w in wanted), rtol=1e-3, atol=1e-3)
 
 
+def test_what_is_dropped_has_no_slope() -> None:
+    """An infinite init of an empty sequence, beside the element that a graph combines it with."""
+
+    def last(h: Tensor, a: Tensor, b: Tensor, offsets: Tensor) -> Tensor:
+        init = torch.ones_like(h), h
+        y = associative_scan("affine", (a, b), 0, init=init, offsets=offsets, backend="eager")[1]
+        return weighted(lambda: y)
+
+    torch._dynamo.reset()
+    found = []
+    for call in (last, torch.compile(last, backend="aot_eager", fullgraph=True)):
+        xs = [torch.tensor([1.0, torch.inf, 2.0]), torch.full((4,), 0.5), torch.arange(1.0, 5.0)]
+        leaves = [x.requires_grad_() for x in xs]
+        y = call(*leaves, torch.tensor([0, 2, 2, 4]))
+        found.append([y, *torch.autograd.grad(y, leaves)])
+    torch.testing.assert_close(*found)
+    assert all(t.isfinite().all() for t in found[0])
+
+
 def test_export() -> None:
     function, (A,) = CASES["matrix_recurrence"]
 

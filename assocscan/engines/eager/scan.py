@@ -67,8 +67,8 @@ def scan_sequences(
     carries: Leaves,
     offsets: torch.Tensor | None,
 ) -> tuple[Leaves, Leaves, list[int]]:
-    """The states that `lower` reads, the last carries, and the bounds of the sequences: of those
-    that are packed, or of the one that there is.
+    """The states that `lower` reads, the last carries, and the bounds of the packed sequences, or
+    of the axis where there are no offsets.
 
     carries: those that enter, read where the spec has an init or is exclusive.
     """
@@ -116,7 +116,8 @@ def scan_marked(
     bounds = offsets.clamp(0, length)
     begins, ends = bounds[:-1], bounds[1:]
     steps = torch.arange(length, device=offsets.device)
-    # That of a step; of several with the same begin all but the last one are empty.
+    # The sequence of each step. Of sequences with equal begins only the last one is not empty, and
+    # it is what searchsorted finds.
     sequence = torch.searchsorted(begins, steps, right=True) - 1
     heads = steps == (ends - 1 if reverse else begins).index_select(0, sequence)
     entering = None if carries is None else [c.movedim(0, axis) for c in carries]
@@ -124,7 +125,11 @@ def scan_marked(
         assert entering is not None
         firsts = (ends - 1 if reverse else begins).clamp(0, length - 1)
         first = [t.index_select(axis, firsts) for t in leaves]
-        begun = [t.index_select(axis, sequence) for t in combine(entering, first)]
+        pair = (
+            without_slopes(begins == ends, entering, axis),
+            without_slopes(begins == ends, first, axis),
+        )
+        begun = [t.index_select(axis, sequence) for t in combine(*pair)]
         leaves = where(heads, begun, leaves, axis)
     if entering is not None:
         entering = [c.index_select(axis, sequence) for c in entering]
@@ -164,12 +169,20 @@ def where(marks: torch.Tensor, marked: Leaves, others: Leaves, axis: int) -> Lea
     ]
 
 
+def without_slopes(marks: torch.Tensor, leaves: Leaves, axis: int) -> Leaves:
+    """Leaves that pass no gradient back at steps with a mark, where what is computed of them is
+    dropped: its derivative may be infinite, and times 0 be NaN."""
+    return where(marks, [t.detach() for t in leaves], leaves, axis)
+
+
 def combine_marked(combine: Combine, axis: int, left: Leaves, right: Leaves) -> Leaves:
     """Elements with their marks at the end. Where the right one has a mark it is combined with
-    itself, as an element that is surely possible, and that result is dropped."""
+    itself, as a valid left operand, and the result is dropped."""
     *a, marked_a = left
     *b, marked_b = right
-    combined = combine(where(marked_b, b, a, axis), b)
+    dropped = [t.detach() for t in b]
+    pair = where(marked_b, dropped, a, axis), where(marked_b, dropped, b, axis)
+    combined = combine(*pair)
     return [*where(marked_b, b, combined, axis), marked_a | marked_b]
 
 

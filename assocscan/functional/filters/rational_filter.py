@@ -39,6 +39,10 @@ LEAST_WALKED = {torch.float32: 5, torch.float64: 4, torch.complex64: 3, torch.co
 FILTERED = {"xs": "x"}  # what the leaves of the scans were passed as
 
 
+# The most steps that are taken one by one, by torch operations: their number is quadratic.
+MOST_FIRST_STEPS = 12
+
+
 class Steps(NamedTuple):
     """The axis and the sequences of a filter, and what its caller asks of the engine."""
 
@@ -209,7 +213,8 @@ def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     if not any(is_symbolic(size) for size in x.shape) and x.numel() == 0:
         return torch.empty_like(x)
     order = a.shape[-1] - 1
-    if steps.offsets is None and not is_symbolic(x.shape[axis]) and x.shape[axis] <= order:
+    length = x.shape[axis]
+    if steps.offsets is None and not is_symbolic(length) and length <= min(order, MOST_FIRST_STEPS):
         return first_steps(b, a, x, axis, steps.reverse)
     found = states_of(along(b, x, axis, 1), along(a, x, axis, 1), steps)
     if is_walked(order, x, steps):
@@ -229,8 +234,8 @@ def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
 
 
 def first_steps(b: Tensor, a: Tensor, x: Tensor, axis: int, reverse: bool) -> Tensor:
-    """The response as a loop computes it, for fewer steps than the filter has poles: what a narrow
-    filter gives so early is far smaller than the lattice's states."""
+    """The response as a loop computes it, for no more steps than the filter has poles: what a
+    narrow filter gives so early is far smaller than the lattice's states."""
     b, a = (t / a[..., :1] for t in (b, a))
     steps = x.split(1, axis)
     found: list[Tensor] = []

@@ -152,8 +152,8 @@ def forward(spec: Spec, tensors: Tensors, tile: Any) -> Prepared:
 
 
 def with_whole_lanes(tile: Any) -> Any:
-    """A tile whose warps, where it has a number of them, have a lane each at least: gradients are
-    summed over the lanes of a warp first."""
+    """A tile with at most one warp for each lane, where it says how many warps it has: gradients
+    are summed over the lanes of each warp first, which share the lanes evenly."""
     if getattr(tile, "warps", 0) > tile.lanes:
         return replace(tile, warps=tile.lanes)
     return tile
