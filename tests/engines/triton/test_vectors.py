@@ -122,6 +122,25 @@ def test_what_follows_from_leaves_that_are_equal_at_all_steps(states: int) -> No
 
 
 @pytest.mark.slow
+def test_leaves_wider_than_states() -> None:
+    """The gradient of a float64 leaf without lanes, of a float32 state, is summed as float64."""
+    narrowed = Monoid(
+        affine, identity=(1.0, 0.0), name="narrowed", element_ndim=1,
+        lift=lambda a, x, k: (a, x * k.float()), lower=lambda s: s[1].sum(-1),
+    )  # fmt: skip
+    a, x, k = (torch.rand(1, 11, n, m, device=GPU) for n, m in ((5, 1), (5, 1), (1, 16)))
+    found = []
+    for backend in ("triton", "eager"):
+        leaves = [a.clone(), x.clone(), k.double()]
+        y = associative_scan(narrowed, [t.requires_grad_() for t in leaves], 1, backend=backend)
+        weights = torch.arange(1.0, y.numel() + 1, device=GPU).view(y.shape)
+        found.append(torch.autograd.grad((y * weights).sum(), leaves))
+    for got, wanted in zip(*found, strict=True):
+        assert got.dtype == wanted.dtype
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
 @pytest.mark.thinned(7)
 @pytest.mark.parametrize("name", ["selective", "plain"])
 def test_float64(name: str) -> None:

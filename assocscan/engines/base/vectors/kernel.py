@@ -142,8 +142,10 @@ def padded_states(size: int) -> int:
 
 
 def carry_dtype(op: VectorOperator) -> torch.dtype:
-    is_long = any(kind.endswith("64") for kind in part_dtypes(op.state))
-    return torch.int64 if is_long else torch.int32
+    """Of the tensors that hold the bits of carries, and of sums of gradients, which have the dtypes
+    of the inputs."""
+    kinds = [*part_dtypes(op.state), *(leaf.scalar for leaf in op.inputs if leaf.scalar == "f64")]
+    return torch.int64 if any(kind.endswith("64") for kind in kinds) else torch.int32
 
 
 @dataclass(frozen=True)
