@@ -27,6 +27,7 @@ TARGETS = {
 def run_compiling(script: Path, *arguments: str) -> str:
     """What a file prints when it is run as a program that compiles by Triton."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["CUDA_VISIBLE_DEVICES"] = ""  # kernels ask which GPU they are for
     known = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = os.pathsep.join([str(SUPPORT), *([known] if known else [])])
     command = [sys.executable, str(script), *arguments]
