@@ -119,6 +119,7 @@ def scan_marked(
     # The sequence of each step. Of sequences with equal begins only the last one is not empty, and
     # it is what searchsorted finds.
     sequence = torch.searchsorted(begins, steps, right=True) - 1
+    # Not by `start_mask`, which torch.jit.trace does not take.
     heads = steps == (ends - 1 if reverse else begins).index_select(0, sequence)
     entering = None if carries is None else [c.movedim(0, axis) for c in carries]
     if from_carry and not sequential:
@@ -133,24 +134,22 @@ def scan_marked(
         leaves = where(heads, begun, leaves, axis)
     if entering is not None:
         entering = [c.index_select(axis, sequence) for c in entering]
-    if reverse:
-        leaves, heads = [t.flip(axis) for t in leaves], heads.flip(0)
-        entering = None if entering is None else [t.flip(axis) for t in entering]
+    marked = [*leaves, in_place(heads, axis)]
     if sequential:
         assert entering is not None
-        prefixes = walk_marked(combine, entering, leaves, heads, axis)
+        marked += entering
+    marked = [t.flip(axis) for t in marked] if reverse else marked
+    if sequential:
+        init = [c.narrow(axis, 0, 1) for c in marked[len(leaves) + 1 :]]
+        prefixes = walk(partial(step_marked, combine, axis, len(leaves)), init, marked, axis)
     else:
-        prefixes = prefix_scan(
-            partial(combine_marked, combine, axis), [*leaves, in_place(heads, axis)], axis
-        )[:-1]
+        prefixes = prefix_scan(partial(combine_marked, combine, axis), marked, axis)[:-1]
+    prefixes = [t.flip(axis) for t in prefixes] if reverse else prefixes
     states = prefixes
     if exclusive:
         assert entering is not None
-        before = [torch.cat([t.narrow(axis, 0, 1), t.narrow(axis, 0, length - 1)], axis)
-                  for t in prefixes]  # fmt: skip
+        before = [t.roll(-1 if reverse else 1, axis) for t in prefixes]
         states = where(heads, entering, before, axis)
-    if reverse:
-        prefixes, states = ([t.flip(axis) for t in part] for part in (prefixes, states))
     lasts = (begins if reverse else ends - 1).clamp(0, length - 1)
     finals = [t.index_select(axis, lasts).movedim(axis, 0) for t in prefixes]
     return states, finals if carries is None else where(begins == ends, carries, finals, 0)
@@ -162,7 +161,7 @@ def in_place(marks: torch.Tensor, axis: int, rank: int = 0) -> torch.Tensor:
 
 
 def where(marks: torch.Tensor, marked: Leaves, others: Leaves, axis: int) -> Leaves:
-    """The leaves of `marked` at steps with a mark, and those of `others`."""
+    """Each leaf: that of `marked` at steps with a mark, that of `others` at the rest."""
     return [
         torch.where(in_place(marks.flatten(), axis, a.dim()), a, b)
         for a, b in zip(marked, others, strict=True)
@@ -186,16 +185,11 @@ def combine_marked(combine: Combine, axis: int, left: Leaves, right: Leaves) -> 
     return [*where(marked_b, b, combined, axis), marked_a | marked_b]
 
 
-def walk_marked(
-    combine: Combine, entering: Leaves, leaves: Leaves, heads: torch.Tensor, axis: int
-) -> Leaves:
-    """The carries of a loop. entering: for every step the carry that its sequence begins with."""
-    found: list[Leaves] = []
-    for t in range(leaves[0].shape[axis]):
-        begin = [c.narrow(axis, t, 1) for c in entering]
-        carry = where(heads.narrow(0, t, 1), begin, found[-1], axis) if found else begin
-        found.append(combine(carry, [leaf.narrow(axis, t, 1) for leaf in leaves]))
-    return [torch.cat(parts, axis) for parts in zip(*found, strict=True)]
+def step_marked(combine: Combine, axis: int, count: int, carry: Leaves, step: Leaves) -> Leaves:
+    """A step of a loop. step: `count` leaves, the mark, and the carry that the sequence begins
+    with, from which the step starts where it has a mark."""
+    leaves, mark, begin = step[:count], step[count], step[count + 1 :]
+    return combine(where(mark, begin, carry, axis), leaves)
 
 
 def walk(combine: Combine, carry: Leaves, leaves: Leaves, axis: int) -> Leaves:

@@ -215,7 +215,7 @@ def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     order = a.shape[-1] - 1
     length = x.shape[axis]
     if steps.offsets is None and not is_symbolic(length) and length <= min(order, MOST_FIRST_STEPS):
-        return first_steps(b, a, x, axis, steps.reverse)
+        return first_steps(b, a, x, steps)
     found = states_of(along(b, x, axis, 1), along(a, x, axis, 1), steps)
     if is_walked(order, x, steps):
         states = [t.squeeze(axis) for t in found[1:]]
@@ -233,18 +233,15 @@ def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     return scan_of(op, leaves, x, axis, steps)
 
 
-def first_steps(b: Tensor, a: Tensor, x: Tensor, axis: int, reverse: bool) -> Tensor:
+def first_steps(b: Tensor, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     """The response as a loop computes it, for no more steps than the filter has poles: what a
     narrow filter gives so early is far smaller than the lattice's states."""
+    axis, reverse = steps.axis, steps.reverse
     b, a = (t / a[..., :1] for t in (b, a))
-    steps = x.split(1, axis)
+    entering = moving_sum(b, x, steps).split(1, axis)
     found: list[Tensor] = []
-    for t, _ in enumerate(steps):
-        past = range(1, t + 1)
-        y = along(b[..., 0], x, axis) * steps[-1 - t if reverse else t]
-        for k in (k for k in past if k < b.shape[-1]):
-            y = y + along(b[..., k], x, axis) * steps[k - t - 1 if reverse else t - k]
-        for k in past:
+    for t, y in enumerate(reversed(entering) if reverse else entering):
+        for k in range(1, t + 1):
             y = y - along(a[..., k], x, axis) * found[t - k]
         found.append(y)
     return torch.cat(found[::-1] if reverse else found, axis)
