@@ -14,7 +14,7 @@ from ....program.program_builder import Program
 from ...base.vectors.kernel import CHUNK, ForwardKernel
 from .grouped_steps import FETCHED, GROUP, GroupedProgram, group_program
 from .grouped_text import GroupedText
-from .text import Value
+from .memory import Value
 
 
 class ForwardText(GroupedText):
@@ -62,19 +62,20 @@ class ForwardText(GroupedText):
         known = [*state, *self.input_names(self.used, "_")]
         names = self.group_values(known, "v", program)
         alike, others = self.split_inputs(self.used)
-        self.load_group(self.used, "start", "any_group")
+        self.load_alike(alike, "start", "any_group")
         self.early_ahead(grouped, names)
         self.load_alike(alike, f"(start + {GROUP})", "any_group")
+        self.load_rows(others, "start", "any_group", "")
         with self.block("for group in range(0, groups):"):
             self.keep_chunk("group", CHUNK // GROUP)
             self(f"low = start + {GROUP} * group")
             self.take_early(grouped, names)
-            self.take_rows(others)
-            self.load_rows(others, f"(low + {GROUP})", "")
             self.early_ahead(grouped, names)
             self.load_alike(alike, f"(low + {2 * GROUP})", "")
             self.fetch_group(self.input_leaves([*alike, *others]), f"(low + {FETCHED})")
             self.group(grouped, names)
+            # After the last use of those before, so that none has to be copied.
+            self.load_rows(others, f"(low + {GROUP})", "", "")
         with self.block(f"for rest in range({GROUP} * groups, tl.maximum(count - start, 0)):"):
             self.keep_chunk("rest", CHUNK)
             self("t = " + self.place("(start + rest)", "count"))
@@ -83,17 +84,17 @@ class ForwardText(GroupedText):
     def group(self, grouped: GroupedProgram, names: list[Value]) -> None:
         """A group of steps, from `low` on, whose early values are known."""
         program, carry, names = grouped.program, self.kernel.carry, list(names)
+        steps = []
         for j in range(GROUP):
             own = self.core(grouped, names, {}, j, "v")
-            for v in grouped.handed:
-                self.hand(f"c{v}", own[v], j, j == 0)
+            steps.append(own)
             self(f"t = {self.place(f'(low + {j})', 'count')}")
             for k, n, output in self.outputs():
                 if output in grouped.by_step:
                     self.store("output", k, n, own[program.outputs[output]], "t")
             self.set_carry("s", carry, [own[v] for v in program.outputs[: len(carry)]])
-        for v in grouped.handed:
-            names[v] = (f"c{v}",)
+        for v, name in self.hand(grouped, steps, "c").items():
+            names[v] = name
         self.late(grouped, names)
         self(f"times = {self.place('(low + flat_step)', 'count')}")
         for k, n, output in self.outputs():
@@ -137,7 +138,7 @@ class ForwardText(GroupedText):
         carry = self.kernel.carry
         x = self.load_inputs(self.used, "t")
         state = self.all_parts(self.carried("s", carry), carry)
-        names = self.compute(self.program(first), [*state, *x], self.op.step_varies, "v")
+        names = self.compute(self.program(first), [*state, *x], self.op.step_varies, "w")
         for (k, n), value in zip(
             self.leaf_parts(self.op.outputs), names[len(carry) :], strict=True
         ):

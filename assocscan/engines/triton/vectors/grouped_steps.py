@@ -1,7 +1,7 @@
 """Which values of a step's program are computed for a group of steps at once.
 
-A tile is [lanes, states], and what has one value for all states of a lane would be computed by all
-threads of that lane alike. So a step's program is divided:
+Step by step all threads of a lane would compute what has one value for all its states, and each the
+same. So a step's program is divided:
 
     early   follow from inputs that are known for all steps of the group, and have one value for all
             states
@@ -22,7 +22,8 @@ from ....program.vectors.state_axis import REDUCTIONS, varying
 
 # The steps of a group: 4 for the 4 threads of a lane with 16 states.
 GROUP = 4
-# How many steps before they are computed steps are fetched from memory into the L2 cache.
+# A forward kernel asks for a step's memory, which comes into the L2 cache, so many steps before it
+# is read; a backward kernel a chunk before.
 FETCHED = 32
 EARLY, CORE, LATE, CONSTANT = "early", "core", "late", "constant"
 

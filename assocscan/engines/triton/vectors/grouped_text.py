@@ -1,4 +1,5 @@
-"""Texts of kernels that compute several steps at once what lanes have alike (`grouped_steps`).
+"""Texts of kernels that take several steps as a group (`grouped_steps`): what has one value for all
+states of a lane is computed for all steps of a group at once.
 
 Names in the text, besides those of `text`: x0_ the input part 0 of all steps of a group, x0_1 of
 its step 1, each with n at the end for those of the next group; `step`, `flat_step` the numbers of
@@ -8,13 +9,16 @@ the steps; `times` their places.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-from ....program.dtypes import TRITON_MEMORY
+from ....program.dtypes import FLOATS, TRITON_MEMORY
 from ....program.program_builder import Program
 from ..emitter import picked
+from .exchange import Exchange
 from .grouped_steps import CONSTANT, CORE, EARLY, GROUP, LATE, GroupedProgram
-from .text import Value, VectorText
+from .memory import Value
+from .text import VectorText
 
 
 class GroupedText(VectorText):
@@ -32,10 +36,12 @@ class GroupedText(VectorText):
         self(f"""
             step = tl.arange(0, {GROUP})[None, :] + origin
             flat_step = tl.arange(0, {size}) % {GROUP}
-            flat_present = {self.flat("present")}
             lane_step = pair // {self.tile.threads} % {GROUP}
             thread_step = pair % {self.tile.threads} % {GROUP}
         """)
+        if not self.tile.full:
+            self(f"flat_present = {self.flat('present')}")
+        self.threads_of_lane.find_partners()
 
     def flat(self, value: str) -> str:
         """One for each lane and step of a group, in one dimension: the threads of a lane have a
@@ -58,7 +64,8 @@ class GroupedText(VectorText):
     def store_flat(self, role: str, k: int, n: int, value: str) -> None:
         """A part of a leaf at `times`, from [lanes, steps]."""
         value = self.flat(f"({value}).to({TRITON_MEMORY[self.kernel.port[role, k].dtype]})")
-        self(f"tl.store({self.at(role, k, n, 'times', 'flat')}, {value}, mask=flat_present)")
+        mask = "" if self.tile.full else ", mask=flat_present"
+        self(f"tl.store({self.at(role, k, n, 'times', 'flat')}, {value}{mask})")
 
     # The inputs of a group.
 
@@ -84,7 +91,7 @@ class GroupedText(VectorText):
         self.assign([tuple(names)], [tuple(f"{name}n" for name in names)])
 
     def take_rows(self, parts: Sequence[int]) -> None:
-        """The part of `take_loaded` for inputs that vary along the states."""
+        """`take_loaded` of the inputs that vary along the states."""
         names = [f"x{c}_{j}" for c in parts for j in range(GROUP)]
         self.assign(
             [self.of_states(name) for name in names], [self.of_states(f"{name}n") for name in names]
@@ -97,16 +104,17 @@ class GroupedText(VectorText):
         self.load_alike(alike, low, when)
         self.load_rows(others, low, when)
 
-    def load_rows(self, parts: Sequence[int], low: str, when: str) -> None:
-        """Those of them that vary along the states. All are loaded at once, at the beginning of the
-        group before: a load amid its steps would make them wait for memory, since a warp has few
-        marks of what it waits for."""
+    def load_rows(self, parts: Sequence[int], low: str, when: str, suffix: str = "n") -> None:
+        """The inputs of a group that vary along the states, as `load_group` has it. All are loaded
+        at once: a warp has six scoreboards for results that it waits for, so that loads between the
+        steps would share theirs with shuffles and exponentials, which would then wait for memory.
+        """
         for j in range(GROUP if parts else 0):
             self(f"t = {self.place(self.bounded(f'{low} + {j}'), 'count')}")
-            self.load_inputs(frozenset(parts), "t", f"_{j}n", when)
+            self.load_inputs(frozenset(parts), "t", f"_{j}{suffix}", when)
 
     def load_alike(self, parts: Sequence[int], low: str, when: str) -> None:
-        """Those of them that have one value for all states, of all steps."""
+        """The inputs of a group that have one value for all states, as `load_group` has it."""
         places = dict(enumerate(self.leaf_parts(self.op.inputs), self.width))
         self(f"times = {self.place(self.bounded(f'{low} + flat_step'), 'count')}")
         for c in parts:
@@ -115,8 +123,8 @@ class GroupedText(VectorText):
 
     def fetch_group(self, leaves: Iterable[tuple[str, int]], low: str) -> None:
         """Ask for the steps of a group from `low` on, which will be read some groups later. The
-        states of a step are adjacent: a step each is left to the threads of a lane, or to lanes
-        where all have the same states."""
+        states of a step are adjacent, so that one thread asks for all of them: of leaves with a
+        lane each thread of it for another step, of leaves without lanes each lane."""
         for kind in ("flat", "lane", "thread"):
             self(f"{kind}_times = {self.place(self.bounded(f'{low} + {kind}_step'), 'count')}")
         for role, k in dict.fromkeys(leaves):
@@ -175,36 +183,73 @@ class GroupedText(VectorText):
         prefix: str,
     ) -> list[Value]:  # fmt: skip
         """The values of step j under names of their own, which are returned. own: names of inputs
-        that are known at this step only."""
+        that are known at this step only. Of `summed_together`, the sums of each thread."""
         program, inputs = grouped.program, len(grouped.program.inputs)
         found = self.names_at(names, j)
         for v, name in own.items():
             found[v] = name
         for v in grouped.picked:
-            (early,) = names[v]  # one value for all states
-            if found[v] == names[v] and self.differs(early):
+            if found[v] == names[v] and v not in self.steady:
+                (early,) = names[v]  # one value for all states
                 found[v] = (f"{prefix}{j}_o{v}",)
                 one = picked(early, f"step == {j}", 1, program.dtypes[v])
                 if self.tile.threads == GROUP and grouped.meets_states(v):
-                    # It may be a tensor of all threads of a lane.
+                    # Constants and sums of constants are [lanes, 1].
                     whole = f"tl.broadcast_to({early}, {self.group_shape})"
                     one = f"tl.gather({whole}, tl.full({self.shape(True)}, {j}, tl.int32), 1)"
                 self(f"{found[v][0]} = {one}")
+        for v in grouped.handed:
+            if v < inputs:  # a carry, whose name the next step gives to another value
+                self(f"{prefix}{j}_h{v} = {found[v][0]}")
+                found[v] = (f"{prefix}{j}_h{v}",)
         for k in range(inputs, len(found)):
             if grouped.kinds[k] == CORE:
                 found[k] = self.named(f"{prefix}{j}_{k}", grouped.varies[k])
-        self.define_all(grouped, (CORE,), found)
+        together = self.summed_together(grouped)
+        for k, i in enumerate(program.instructions, inputs):
+            if k in together:
+                self(f"{found[k][0]} = {self.sum_of_thread(i.dtype, found[i.args[0]])}")
+            elif grouped.kinds[k] == CORE:
+                self.define(found, k - inputs, program, grouped.varies[k])
         return found
 
-    def differs(self, name: str) -> bool:
-        """Whether a value has one for each step of a group: not inputs that are equal at all."""
-        return not (name.startswith("x") and name[1:].isdigit())
+    @cached_property
+    def threads_of_lane(self) -> Exchange:
+        return Exchange(self, "thread", self.shape(True), self.tile.threads, 1)
 
-    def hand(self, target: str, value: Value, j: int, first: bool) -> None:
-        """Put the value of step j into a tile [lanes, steps]."""
-        (name,) = value
-        whole = f"tl.broadcast_to({name}, {self.group_shape})"
-        self(f"{target} = {whole if first else f'tl.where(step == {j}, {whole}, {target})'}")
+    def summed_together(self, grouped: GroupedProgram) -> list[int]:
+        """The sums over the states that are taken for all steps of a group at once, so that each
+        thread of a lane gets that of one step."""
+        if self.tile.threads != GROUP:
+            return []
+        program, first = grouped.program, len(grouped.program.inputs)
+        core = [i for k, i in enumerate(program.instructions, first) if grouped.kinds[k] == CORE]
+        by_step = {program.outputs[n] for n in grouped.by_step}.union(*(i.args for i in core))
+        return [
+            v for v in grouped.handed
+            if v >= first and program.instructions[v - first].op == "sum_states"
+            and program.dtypes[v] in FLOATS and v not in by_step
+        ]  # fmt: skip
+
+    def hand(
+        self, grouped: GroupedProgram, steps: Sequence[Sequence[Value]], prefix: str
+    ) -> dict[int, Value]:
+        """The core values that are wanted of all steps at once, as tiles [lanes, steps]. steps: the
+        names of the values of each step."""
+        found: dict[int, Value] = {}
+        together = self.summed_together(grouped)
+        for v in grouped.handed:
+            target = f"{prefix}{v}"
+            if v in together:
+                (target,) = self.threads_of_lane.sums([step[v][0] for step in steps], target)
+            else:
+                for j, step in enumerate(steps):
+                    whole = f"tl.broadcast_to({step[v][0]}, {self.group_shape})"
+                    self(
+                        f"{target} = {f'tl.where(step == {j}, {whole}, {target})' if j else whole}"
+                    )
+            found[v] = (target,)
+        return found
 
     def late(self, grouped: GroupedProgram, names: Sequence[Value]) -> None:
         self.define_all(grouped, (LATE,), names)
