@@ -47,23 +47,8 @@ class BackwardStep:
     pulled_varies: tuple[bool, ...]
 
 
-@functools.lru_cache(maxsize=1024)
-def vector_adjoint(
-    op: VectorOperator,
-    exclusive: bool,
-    first: bool,
-    final: tuple[int, ...],
-    wanted: tuple[int, ...],
-    cotangents: tuple[int, ...],
-    seeded: tuple[int, ...],
-    wants_init: bool,
-    repeated: tuple[tuple[int, ...], ...],
-    lane: int | None,
-) -> VectorAdjoint:
-    """`VectorAdjoint` of these arguments; cached, because its properties are slow."""
-    return VectorAdjoint(
-        op, exclusive, first, final, wanted, cotangents, seeded, wants_init, repeated, lane
-    )
+# Cached, because its properties are slow.
+vector_adjoint = functools.lru_cache(maxsize=1024)(VectorAdjoint)
 
 
 @functools.lru_cache(maxsize=256)
