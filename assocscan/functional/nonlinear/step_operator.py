@@ -189,11 +189,7 @@ class StepOperator(Monoid):
         """The dtype of a leaf of init. A number takes the precision of xs and params."""
         if isinstance(kind, torch.dtype):
             return kind
-        if kind in (bool, int):
-            return torch.bool if kind is bool else torch.int64
-        tensors = (*self.spec.inputs, *self.spec.weights)
-        real = promoted_float(tensors) or torch.get_default_dtype()
-        return real if kind is float else torch.promote_types(real, torch.complex64)
+        return dtype_of_kind(kind, (*self.spec.inputs, *self.spec.weights))
 
     def settled(self, dtypes: list[torch.dtype]) -> tuple[torch.dtype, ...]:
         for _ in range(4):
@@ -357,6 +353,14 @@ def cast(results: Sequence[Any], before: Sequence[Tensor]) -> list[Tensor]:
         new.to(old.dtype) if isinstance(new, Tensor) else torch.full_like(old, new)
         for new, old in zip(results, before, strict=True)
     ]
+
+
+def dtype_of_kind(kind: type, others: Sequence[torch.dtype]) -> torch.dtype:
+    """The dtype of a number of this kind; a float takes that of the other leaves."""
+    if kind is bool or kind is int:
+        return torch.bool if kind is bool else torch.int64
+    real = promoted_float(others) or torch.get_default_dtype()
+    return real if kind is float else torch.promote_types(real, torch.complex64)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -138,11 +138,6 @@ class BackwardKernel:
         return frozenset(v - width for v in found if width <= v < count)
 
 
-def part_size(dtype: torch.dtype) -> int:
-    """The bytes of one scalar; a complex number is two."""
-    return dtype.itemsize // (2 if dtype.is_complex else 1)
-
-
 def carry_bytes(op: VectorOperator, carry: Sequence[int]) -> int:
     """The bytes of the carries of one block of lanes (struct Carry)."""
     kinds, total = part_dtypes(op.state), 0
