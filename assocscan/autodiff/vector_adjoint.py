@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from ..program.cpp_and_triton_expressions import LIBRARY
 from ..program.dtypes import FLOATS
-from ..program.program_builder import Builder, Instruction, Program, decode
+from ..program.program_builder import Builder, Instruction, Program
 from ..program.vectors.state_axis import REDUCTIONS
 from ..program.vectors.vector_adjoint import VectorAdjoint
 from ..program.vectors.vector_operator import VectorOperator, part_dtypes, part_spans
@@ -109,7 +109,7 @@ def with_shared_products(program: Program, builder: Builder, first: int) -> Prog
         depends.append(any(depends[a] for a in i.args))
         found = shared(i) if depends[-1] and is_float_product(i) else None
         if found is None:
-            values.append(repeated(builder, i, values))
+            values.append(builder.repeat(i, values))
         else:
             a, b, c = (values[v] for v in found)
             values.append(builder.emit("mul", builder.emit("mul", a, b), c))
@@ -240,7 +240,7 @@ def split(
     everything = list(range(n))
     for k in range(n, n + len(joint.instructions)):
         i = instruction(k)
-        everything.append(-1 if not is_forward[k] else repeated(first, i, everything))
+        everything.append(-1 if not is_forward[k] else first.repeat(i, everything))
     recomputed = first.build([*values, *(everything[v] for v in kept)])
     kinds = [(joint.dtypes[v], first.varies(everything[v])) for v in kept]
 
@@ -250,14 +250,7 @@ def split(
     places = {v: n + k for k, v in enumerate(kept)} | known
     mapped = list(range(n))
     for k in range(n, n + len(joint.instructions)):
-        mapped.append(places[k] if k in places else repeated(second, instruction(k), mapped))
+        mapped.append(places[k] if k in places else second.repeat(instruction(k), mapped))
     pulled = second.build([mapped[v] for v in joint.outputs])
     varies = (*op.step_varies, *more_varies, *(v for _, v in kinds))
     return BackwardStep(recomputed, pulled, tuple(kinds), varies)
-
-
-def repeated(builder: Builder, i: Instruction, values: Sequence[int]) -> int:
-    """The value of an instruction of another program, whose values are `values` here."""
-    if i.op == "const":
-        return builder.const(decode(i.literal), i.dtype)
-    return builder.emit(i.op, *(values[a] for a in i.args), dtype=i.dtype)
