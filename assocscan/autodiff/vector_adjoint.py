@@ -62,7 +62,7 @@ def backward_step(adjoint: VectorAdjoint, first: bool) -> BackwardStep:
     carry_varies = [op.state_varies[c] for c in carry]
     more_varies = [*carry_varies, *seeds_vary, *carry_varies]
 
-    step = forward_step(adjoint, first)
+    step = op.step(first, adjoint.exclusive, carry)
     builder = op.builder(more, more_varies)
     reached = range(count, count + len(carry))  # y[t], as inputs
     given = iter(range(count + len(carry), count + len(carry) + len(seeds_kinds)))
@@ -127,13 +127,6 @@ def seeded_outputs(adjoint: VectorAdjoint) -> tuple[tuple[str, ...], tuple[bool,
     return part_dtypes(leaves), adjoint.op.parts_vary(leaves)
 
 
-def forward_step(adjoint: VectorAdjoint, first: bool) -> Program:
-    """A step of the forward scan: (y[t−1], x[t]) → the carry's parts of y[t], the outputs."""
-    builder = adjoint.op.builder()
-    after, lowered = adjoint.op.add_step(builder, first, adjoint.exclusive)
-    return builder.build([*(after[c] for c in adjoint.carry), *lowered])
-
-
 def output_seeds(adjoint: VectorAdjoint, given: Iterator[int]) -> list[Cotangent]:
     """The cotangents of all parts of the outputs: those that are given, in their order, and None
     for the others."""
@@ -166,7 +159,7 @@ def total_step(adjoint: VectorAdjoint) -> Program | None:
     builder = op.builder(more, [*seeds_vary, *([True] * (size + size * size))])
     given = range(count, count + len(seeds_kinds))
     parts = range(count + len(seeds_kinds), count + len(more))
-    step, results = forward_step(adjoint, False), list[int]()
+    step, results = op.step(False, adjoint.exclusive, carry), list[int]()
     for n in range(size + 1):  # l, then the columns of M
         outputs = output_seeds(adjoint, iter(given))
         seeds = [*parts[n * size : (n + 1) * size], *(outputs if n == 0 else [None] * len(outputs))]

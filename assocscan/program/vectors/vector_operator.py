@@ -18,8 +18,6 @@ from ..operator import Leaf, closure
 from ..program_builder import Builder, Key, Program, decode
 from .state_axis import StateBuilder
 
-Shape = tuple[int, ...]
-
 
 def parts(leaf: Leaf) -> int:
     """The scalars of one state of a leaf: 2 for a complex one."""
@@ -123,6 +121,12 @@ class VectorOperator:
         after = element if first else builder.inline(self.combine, [*before, *element])
         lowered = builder.inline(self.lower, [*(before if exclusive else after), *x])
         return after, lowered
+
+    def step(self, first: bool, exclusive: bool, carry: Sequence[int]) -> Program:
+        """A step: (y[t−1], x[t]) → the parts `carry` of y[t], then the outputs."""
+        builder = self.builder()
+        after, lowered = self.add_step(builder, first, exclusive)
+        return builder.build([*(after[c] for c in carry), *lowered])
 
     @cached_property
     def identity_values(self) -> tuple[float, ...]:

@@ -79,9 +79,7 @@ class ForwardKernel:
         return frozenset(v - width for v in used if v >= width)
 
     def step(self, first: bool) -> Program:
-        builder = self.op.builder()
-        after, lowered = self.op.add_step(builder, first, self.exclusive)
-        return builder.build([*(after[c] for c in self.carry), *lowered])
+        return self.op.step(first, self.exclusive, self.carry)
 
 
 @dataclass(frozen=True)
