@@ -32,6 +32,7 @@ from ..runtime.batched_gradients import one_by_one
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
 from ..torch_state import is_differentiable
+from .eager_gradient import by_autograd
 from .eager_path import combiner, lifted, lowered, separate, widen
 
 Tensors = list[Tensor]
@@ -219,13 +220,8 @@ class _Gradients:
 
     def vjp(self, outputs: Tensors, inputs: Tensors, cotangents: Tensors) -> Tensors:
         """Cotangents of `inputs`; zeros for an input that no output depends on."""
-        pairs = [(y, g) for y, g in zip(outputs, cotangents, strict=True) if y.requires_grad]
-        wanted = [t for t in inputs if t.requires_grad]
-        grads = iter(
-            torch.autograd.grad(
-                [y for y, _ in pairs], wanted, [g.to(y.dtype) for y, g in pairs],
-                create_graph=self.create_graph, retain_graph=True, allow_unused=True,
-                materialize_grads=True,
-            )
-        )  # fmt: skip
-        return [next(grads) if t.requires_grad else torch.zeros_like(t) for t in inputs]
+        seeds = [g.to(y.dtype) for y, g in zip(outputs, cotangents, strict=True)]
+        grads = by_autograd(
+            outputs, seeds, inputs, create_graph=self.create_graph, retain_graph=True
+        )
+        return [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, grads, strict=True)]

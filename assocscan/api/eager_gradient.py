@@ -20,6 +20,27 @@ from .eager_path import eager_scan, separate
 Tensors = list[Tensor]
 
 
+def by_autograd(
+    outputs: Sequence[Tensor],
+    cotangents: Sequence[MaybeTensor],
+    inputs: Sequence[Tensor],
+    **options: bool,
+) -> list[MaybeTensor]:
+    """`torch.autograd.grad` of the outputs that have a graph and a cotangent; None for an input
+    that requires no gradient, or that none of them depends on."""
+    pairs = [
+        (y, g)
+        for y, g in zip(outputs, cotangents, strict=True)
+        if g is not None and y.requires_grad
+    ]
+    if not pairs:
+        return [None] * len(inputs)
+    wanted = [t for t in inputs if t.requires_grad]
+    ys, gs = zip(*pairs, strict=True)
+    grads = iter(torch.autograd.grad(ys, wanted, gs, allow_unused=True, **options))
+    return [next(grads) if t.requires_grad else None for t in inputs]
+
+
 class EagerGradient:
     """The scan runs on the engine of its backend; its gradient is computed by autograd through the
     eager engine.
@@ -70,20 +91,8 @@ class EagerGradient:
             ]
         with torch.enable_grad():
             results = self.eager_results(tensors)
-        pairs = [
-            (y, g)
-            for y, g in zip(results, cotangents, strict=True)
-            if g is not None and y.requires_grad
-        ]
         wanted = [t for t, n in zip(tensors, needed, strict=True) if n]
-        grads = iter(
-            torch.autograd.grad(
-                [y for y, _ in pairs], wanted, [g for _, g in pairs],
-                create_graph=create_graph, allow_unused=True,
-            )
-            if pairs
-            else [None] * len(wanted)
-        )  # fmt: skip
+        grads = iter(by_autograd(results, cotangents, wanted, create_graph=create_graph))
         return [next(grads) if n else None for n in needed]
 
     def eager_results(self, tensors: Tensors) -> Tensors:

@@ -104,28 +104,12 @@ def gradient_plan(
     wanted: Sequence[bool],
     backend: str,
 ) -> str:
-    """The engine of a generated backward pass and the reason.
+    """The engine of a generated backward pass and the reason, on the assumption that the cotangents
+    have the strides of the results.
 
     If the kernel of the backward pass cannot be compiled, the forward scan still runs. The backward
     pass then runs by torch operations (`auto`) or raises BackendError (a named backend); see
     `run_derivative`.
-    """
-    try:
-        plan = backward_executable(scan, forward, tensors, wanted, backend).plan
-    except BackendError as error:
-        return f"eager; {error}" if scan.dispatch.falls_back else f"raises BackendError: {error}"
-    return f"{plan.engine}; {plan.why}"
-
-
-def backward_executable(
-    scan: GeneratedGradient,
-    forward: Executable,
-    tensors: Sequence[MaybeTensor],
-    wanted: Sequence[bool],
-    backend: str,
-) -> Executable:
-    """The executable of the backward pass, on the assumption that the cotangents have the strides
-    of the results.
 
     Tensors on the meta device stand in for those of the backward pass, so nothing is computed; the
     executable is prepared for the device of the scan.
@@ -143,7 +127,11 @@ def backward_executable(
     )  # fmt: skip
     adjoint, given = pass_.scan()
     specs = [None if t is None else replace(TensorSpec.of(t), device=spec.device) for t in given]
-    return backends.preparer(backend, adjoint)(adjoint, specs)
+    try:
+        plan = backends.preparer(backend, adjoint)(adjoint, specs).plan
+    except BackendError as error:
+        return f"eager; {error}" if scan.dispatch.falls_back else f"raises BackendError: {error}"
+    return f"{plan.engine}; {plan.why}"
 
 
 def without_memory(spec: TensorSpec | None) -> torch.Tensor:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ..monoids.monoid import Monoid
 
 TARGETS = ("triton", "cuda", "cpp")
+# Of the leaves that numbers of an identity stand for; a bool is an int too.
+DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float32, complex: torch.complex64}
 
 
 def monoid_source(monoid: Monoid, target: str, like: Any) -> str:
@@ -190,14 +192,9 @@ def example_leaf(value: Any, ndim: int, path: str) -> torch.Tensor:
             ndim, "the sizes of the tensor"
         )
         raise ScanTypeError(f"{leaf} {shown(value)}, which does not tell {missing}")
-    if isinstance(value, bool):
-        return torch.ones((), dtype=torch.bool)
-    if isinstance(value, int):
-        return torch.ones((), dtype=torch.int64)
-    if isinstance(value, float):
-        return torch.ones((), dtype=torch.float32)
-    if isinstance(value, complex):
-        return torch.ones((), dtype=torch.complex64)
+    for kind, dtype in DTYPES.items():
+        if isinstance(value, kind):
+            return torch.ones((), dtype=dtype)
     raise ScanTypeError(f"{leaf} {shown(value)}, expected a number or a tensor")
 
 

@@ -33,7 +33,7 @@ import torch
 
 from ..errors import UnsupportedOperation
 from ..program.dtypes import EXACT_DTYPES, FLOATS
-from ..program.operator import Edge, Leaf, Operator, scalars, spans
+from ..program.operator import Edge, Leaf, Operator, closure, scalars, spans
 from ..program.operator_names import composed
 from ..program.program_builder import Builder, Key, Program, encode
 from .derivative_rules import Cotangent, choose, vjp
@@ -145,7 +145,7 @@ class Derivation:
         self.all_inputs: tuple[str, ...] = (*self.raw, *self.previous, *self.outputs)
         seeded = {c for c in request.seeded if self.previous[c] in FLOATS}
         self.live = sorted(
-            c for c in op.closure(op.lowered_state | seeded) if self.previous[c] in FLOATS
+            c for c in closure(op.combine, op.lowered_state | seeded) if self.previous[c] in FLOATS
         )
         self.too_many = len(self.live) > MAX_ADJOINT_STATE
         most = MOST_WALKED if request.may_walk else MAX_ADJOINT_STATE
@@ -349,19 +349,35 @@ class Derivation:
     def linearise(self, builder: Builder) -> tuple[dict[Entry, int], list[Cotangent]]:
         """J as {(row, column): value} and v: μ' = J μ + v."""
         n = len(self.previous)
-        entries: dict[Entry, int] = {}
-        for column in self.live:
-            seeds: list[Cotangent] = [None] * (n + len(self.outputs))
-            seeds[column] = builder.const(1.0, self.previous[column])
-            for row, value in enumerate(self.pull(builder, False, 0, seeds)[:n]):
-                if value is not None and row in self.live:
-                    entries[row, column] = value
-        seeds = [*([None] * n), *self.output_seeds(0)]
+        seeds: list[Cotangent] = [*([None] * n), *self.output_seeds(0)]
+        entries = self.jacobian(
+            builder, self.live, len(seeds), lambda unit: self.pull(builder, False, 0, unit)
+        )
         return entries, self.pull(builder, False, 0, seeds)[:n]
+
+    def jacobian(
+        self, builder: Builder, of: Sequence[int], count: int,
+        derivative: Callable[[list[Cotangent]], list[Cotangent]],
+    ) -> dict[Entry, int]:  # fmt: skip
+        """{(row, column): value} of these state components, from a derivative of the step: a
+        linear function of `count` values that begin with the state's, as its results do."""
+        entries: dict[Entry, int] = {}
+        for column in of:
+            unit: list[Cotangent] = [None] * count
+            unit[column] = builder.const(1.0, self.previous[column])
+            for row, value in enumerate(derivative(unit)):
+                if value is not None and row in of:
+                    entries[row, column] = value
+        return entries
 
     def reachable(self, entries: dict[Entry, int], offset: list[Cotangent]) -> list[int]:
         """The live components to which some cotangent can flow."""
-        reached = {c for c in self.live if offset[c] is not None or c in self.request.seeded}
+        return self.reached_from(
+            {c for c in self.live if offset[c] is not None or c in self.request.seeded}, entries
+        )
+
+    def reached_from(self, reached: set[int], entries: dict[Entry, int]) -> list[int]:
+        """These components and those that J leads to from them; one at least."""
         while True:
             more = {row for row, column in entries if column in reached} - reached
             if not more:

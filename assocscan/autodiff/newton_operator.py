@@ -159,13 +159,9 @@ class _NewtonDerivation(Derivation):
         """J as {(row, column): value}, and f(g, x), by component."""
         step, arguments = self.step(False), self.step_arguments(builder, 0)
         values = builder.inline(step, arguments)
-        entries: dict[Entry, int] = {}
-        for column in self.rows:
-            tangents: list[int | None] = [None] * len(arguments)
-            tangents[column] = builder.const(1.0, self.previous[column])
-            for row, value in enumerate(jvp(builder, step, arguments, tangents)):
-                if value is not None and row in self.rows:
-                    entries[row, column] = value
+        entries = self.jacobian(
+            builder, self.rows, len(arguments), lambda unit: jvp(builder, step, arguments, unit)
+        )
         return entries, values[: len(self.previous)]
 
     def distance(self, builder: Builder, values: list[int], kind: str) -> int:

@@ -136,21 +136,16 @@ class _TangentDerivation(Derivation):
         would read a y[t−1] that does not exist or is a constant: its slopes may be infinite.
         """
         n = len(self.previous)
-        entries: dict[Entry, int] = {}
-        still: list[Cotangent] = [None] * (n + len(self.raw))
-        for column in self.live:
-            one = list(still)
-            one[column] = builder.const(1.0, self.previous[column])
-            for row, value in enumerate(self.push(builder, False, 0, one)[:n]):
-                if value is not None and row in self.live:
-                    entries[row, column] = value
+        moved = [*([None] * n), *self.input_tangents(0)]
+        entries = self.jacobian(
+            builder, self.live, len(moved), lambda unit: self.push(builder, False, 0, unit)
+        )
         for entry, value in entries.items():
             is_one = entry[0] == entry[1] and builder.literal(value) == 1
             if (self.starts_alone and not is_one) or self.is_cut_off(builder, 0, value):
                 found = choose_entry(builder, 0, None, value)
                 assert found is not None
                 entries[entry] = found
-        moved = [*([None] * n), *self.input_tangents(0)]
         offset = self.push(builder, False, 0, moved)[:n]
         if self.starts_alone:
             initial = self.push(builder, True, 0, moved)[:n]
@@ -165,16 +160,8 @@ class _TangentDerivation(Derivation):
 
     def moved(self, entries: dict[Entry, int], offset: list[Cotangent]) -> list[int]:
         """The live components that some tangent can reach."""
-        reached = (
-            set(self.live)
-            if self.moving.init_moves
-            else {c for c in self.live if offset[c] is not None}
-        )
-        while True:
-            more = {row for row, column in entries if column in reached} - reached
-            if not more:
-                return sorted(reached) or self.live[:1]
-            reached |= more
+        moves = self.moving.init_moves
+        return self.reached_from({c for c in self.live if moves or offset[c] is not None}, entries)
 
     def lowered(
         self, matrix: int, carried: Sequence[int], state: tuple[str, ...], shown: Sequence[int]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from ..program.cpp_and_triton_expressions import LIBRARY
 from ..program.dtypes import FLOATS
-from ..program.program_builder import Builder, Instruction, Program, decode
+from ..program.program_builder import Builder, Instruction, Program
 from ..program.vectors.state_axis import REDUCTIONS
 from ..program.vectors.vector_adjoint import VectorAdjoint
 from ..program.vectors.vector_operator import VectorOperator, part_dtypes, part_spans
@@ -47,23 +47,8 @@ class BackwardStep:
     pulled_varies: tuple[bool, ...]
 
 
-@functools.lru_cache(maxsize=1024)
-def vector_adjoint(
-    op: VectorOperator,
-    exclusive: bool,
-    first: bool,
-    final: tuple[int, ...],
-    wanted: tuple[int, ...],
-    cotangents: tuple[int, ...],
-    seeded: tuple[int, ...],
-    wants_init: bool,
-    repeated: tuple[tuple[int, ...], ...],
-    lane: int | None,
-) -> VectorAdjoint:
-    """`VectorAdjoint` of these arguments; cached, because its properties are slow."""
-    return VectorAdjoint(
-        op, exclusive, first, final, wanted, cotangents, seeded, wants_init, repeated, lane
-    )
+# Cached, because its properties are slow.
+vector_adjoint = functools.lru_cache(maxsize=1024)(VectorAdjoint)
 
 
 @functools.lru_cache(maxsize=256)
@@ -77,7 +62,7 @@ def backward_step(adjoint: VectorAdjoint, first: bool) -> BackwardStep:
     carry_varies = [op.state_varies[c] for c in carry]
     more_varies = [*carry_varies, *seeds_vary, *carry_varies]
 
-    step = forward_step(adjoint, first)
+    step = op.step(first, adjoint.exclusive, carry)
     builder = op.builder(more, more_varies)
     reached = range(count, count + len(carry))  # y[t], as inputs
     given = iter(range(count + len(carry), count + len(carry) + len(seeds_kinds)))
@@ -124,7 +109,7 @@ def with_shared_products(program: Program, builder: Builder, first: int) -> Prog
         depends.append(any(depends[a] for a in i.args))
         found = shared(i) if depends[-1] and is_float_product(i) else None
         if found is None:
-            values.append(repeated(builder, i, values))
+            values.append(builder.repeat(i, values))
         else:
             a, b, c = (values[v] for v in found)
             values.append(builder.emit("mul", builder.emit("mul", a, b), c))
@@ -140,13 +125,6 @@ def seeded_outputs(adjoint: VectorAdjoint) -> tuple[tuple[str, ...], tuple[bool,
     states."""
     leaves = adjoint.cotangent_leaves
     return part_dtypes(leaves), adjoint.op.parts_vary(leaves)
-
-
-def forward_step(adjoint: VectorAdjoint, first: bool) -> Program:
-    """A step of the forward scan: (y[t−1], x[t]) → the carry's parts of y[t], the outputs."""
-    builder = adjoint.op.builder()
-    after, lowered = adjoint.op.add_step(builder, first, adjoint.exclusive)
-    return builder.build([*(after[c] for c in adjoint.carry), *lowered])
 
 
 def output_seeds(adjoint: VectorAdjoint, given: Iterator[int]) -> list[Cotangent]:
@@ -181,7 +159,7 @@ def total_step(adjoint: VectorAdjoint) -> Program | None:
     builder = op.builder(more, [*seeds_vary, *([True] * (size + size * size))])
     given = range(count, count + len(seeds_kinds))
     parts = range(count + len(seeds_kinds), count + len(more))
-    step, results = forward_step(adjoint, False), list[int]()
+    step, results = op.step(False, adjoint.exclusive, carry), list[int]()
     for n in range(size + 1):  # l, then the columns of M
         outputs = output_seeds(adjoint, iter(given))
         seeds = [*parts[n * size : (n + 1) * size], *(outputs if n == 0 else [None] * len(outputs))]
@@ -255,7 +233,7 @@ def split(
     everything = list(range(n))
     for k in range(n, n + len(joint.instructions)):
         i = instruction(k)
-        everything.append(-1 if not is_forward[k] else repeated(first, i, everything))
+        everything.append(-1 if not is_forward[k] else first.repeat(i, everything))
     recomputed = first.build([*values, *(everything[v] for v in kept)])
     kinds = [(joint.dtypes[v], first.varies(everything[v])) for v in kept]
 
@@ -265,14 +243,7 @@ def split(
     places = {v: n + k for k, v in enumerate(kept)} | known
     mapped = list(range(n))
     for k in range(n, n + len(joint.instructions)):
-        mapped.append(places[k] if k in places else repeated(second, instruction(k), mapped))
+        mapped.append(places[k] if k in places else second.repeat(instruction(k), mapped))
     pulled = second.build([mapped[v] for v in joint.outputs])
     varies = (*op.step_varies, *more_varies, *(v for _, v in kinds))
     return BackwardStep(recomputed, pulled, tuple(kinds), varies)
-
-
-def repeated(builder: Builder, i: Instruction, values: Sequence[int]) -> int:
-    """The value of an instruction of another program, whose values are `values` here."""
-    if i.op == "const":
-        return builder.const(decode(i.literal), i.dtype)
-    return builder.emit(i.op, *(values[a] for a in i.args), dtype=i.dtype)

@@ -23,7 +23,7 @@ from typing import TypeVar
 from ..errors import BackendError
 from ..wording import warn
 from .fork_safe_locks import ForkSafeLock
-from .trusted_files import read_trusted, why_untrusted
+from .trusted_files import read_regular, why_untrusted
 
 T = TypeVar("T")
 
@@ -208,7 +208,7 @@ def _readable() -> Iterator[Path]:
 
 def read_entry(path: Path) -> bytes | None:
     """The stored bytes of an entry; None if it is missing, damaged or not trusted."""
-    data = read_trusted(path)
+    data = read_regular(path, check_owner=True)
     if data is None or len(data) < _SEAL:
         return None
     content = data[:-_SEAL]

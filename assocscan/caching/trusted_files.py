@@ -82,12 +82,6 @@ def visited(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
         pending.extend(reversed(target.parts[1:] if target.is_absolute() else target.parts))
 
 
-def read_trusted(path: Path) -> bytes | None:
-    """The content of a regular file that only this user or root can have written; None if there is
-    no such file."""
-    return read_regular(path, check_owner=True)
-
-
 def read_regular(path: Path, check_owner: bool = False) -> bytes | None:
     """The content of a regular file; None if it is missing or not a regular file. With check_owner
     also None if another user owns it or can write to it."""

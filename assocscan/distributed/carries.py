@@ -69,10 +69,6 @@ class Part:
         init = None if self.call.init is None else list(tensors[count:])
         return self.with_call(self.call.changed(leaves=list(tensors[:count]), init=init))
 
-    def with_passes(self, prepared: PreparedPart) -> Part:
-        """The same part with these local passes."""
-        return Part(self.call, self.ranks, self.backend, self.contributing, prepared)
-
     def without_memory(self) -> Part:
         """The part with placeholders of the same shapes for its tensors, each with memory for one
         number. Backward passes read shapes and dtypes, never values."""

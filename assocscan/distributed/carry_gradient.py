@@ -35,6 +35,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..api.associative_scan import run_call
+from ..api.eager_gradient import by_autograd
 from ..program.operator import Operator
 from ..program.operator import spans as component_spans
 from ..program.vectors.vector_operator import VectorOperator, part_spans
@@ -183,15 +184,8 @@ def again(
         part = link.part.with_tensors(own)
         after, stacked = totals(part, token)
         entering, final = carries(part, part.call.return_final, stacked)
-    pairs = [(after, torch.zeros_like(after))]
-    for t, g in zip((*entering, *final), given, strict=True):
-        if t.requires_grad and g is not None:
-            pairs.append((t, g))
-    wanted = [t for t, needs in zip(own, needed, strict=True) if needs]
-    found = iter(torch.autograd.grad(
-        [t for t, _ in pairs], wanted, [g for _, g in pairs],
-        create_graph=create, allow_unused=True))  # fmt: skip
-    return [next(found) if needs else None for needs in needed]
+    results, seeds = [after, *entering, *final], [torch.zeros_like(after), *given]
+    return by_autograd(results, seeds, own, create_graph=create)
 
 
 class Exit(torch.autograd.Function):
@@ -332,16 +326,13 @@ def cotangents_after(
         start = [t.detach().requires_grad_(k in sources) for k, t in enumerate(start)]
         later = scan_states(call, selected(part, stacked, after), start)
         later = [t.narrow(axis, 0, steps) for t in later]
-    pairs = []
-    for place, k in enumerate(smooth):
-        at = [*given[place][1:], *ends[place : place + 1]]
-        if later[k].requires_grad:
-            pairs.append((later[k], torch.stack(at, axis)))
-    if pairs:
-        found = torch.autograd.grad([y for y, _ in pairs], [start[k] for k in sources],
-                                    [g for _, g in pairs], allow_unused=True)  # fmt: skip
-        for k, g in zip(sources, found, strict=True):
-            before = result[k]
-            if g is not None:
-                result[k] = g if before is None else before + g
+    seeds = [
+        torch.stack([*given[place][1:], *ends[place : place + 1]], axis)
+        for place in range(len(smooth))
+    ]
+    found = by_autograd([later[k] for k in smooth], seeds, [start[k] for k in sources])
+    for k, g in zip(sources, found, strict=True):
+        before = result[k]
+        if g is not None:
+            result[k] = g if before is None else before + g
     return list(result.values())

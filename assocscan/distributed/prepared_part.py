@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,7 +82,7 @@ def keep(key: Key, part: Part, tensors: Sequence[torch.Tensor]) -> Part:
     if len(bound) != len(tensors) or any(a is not b for a, b in zip(bound, tensors, strict=True)):
         return part
     light = part.without_memory()
-    made = light.with_passes(PreparedPart(light))
+    made = replace(light, prepared=PreparedPart(light))
     KEPT.insert(key, made)
     return made.with_tensors(tensors)
 

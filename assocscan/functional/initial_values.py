@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..api.flags_and_backends import flag
 from ..api.tensor_subclasses import holds_jagged
+from ..engines.base.shifted_leaves import sequence_of_steps
 from ..errors import ScanValueError
 from ..hooks import HOOKS
 from ..monoids.leaf_checks import check_axis, require_tensor
@@ -66,9 +67,6 @@ def with_initial(
         return torch.cat([y, first] if reverse else [first, y], axis)
     offsets = offsets.to(y.device)
     count = offsets.shape[0] - 1
-    position = torch.arange(length, device=y.device)
-    # The last sequence with an offset ≤ position: the one that contains it, not an empty one.
-    sequence = torch.searchsorted(offsets, position, right=True) - 1
-    place = position + sequence.clamp(0, max(count - 1, 0))
+    place = torch.arange(length, device=y.device) + sequence_of_steps(offsets, length)
     whole = y.new_full((*y.shape[:axis], length + count, *y.shape[axis + 1 :]), initial)
     return whole.index_copy(axis, place if reverse else place + 1, y)

@@ -36,6 +36,7 @@ def promoted(a: Tensor | Number, b: Tensor) -> torch.dtype:
 
 
 def carry_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which numbers of this dtype are combined."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 

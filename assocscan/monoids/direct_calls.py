@@ -16,7 +16,7 @@ from ..errors import AssocScanError, ScanTypeError, ScanValueError
 from ..program.operator import Leaf
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 from ..trace.expected_structure import require_state
-from ..trace.fx_trace import SQUARE, failure, isolated, not_square
+from ..trace.fx_trace import SQUARE, Signature, failure, isolated, not_square
 from ..trace.signatures import positional_count
 from ..trace.traced_monoid import lifted
 from .batch_mapping import map_elements
@@ -49,7 +49,8 @@ def combine_states(monoid: Monoid, left: Any, right: Any) -> Any:
     except AssocScanError:
         raise
     except Exception as error:
-        seen = ", ".join(f"{path}: {kind(t)}" for path, t in zip(paths, tensors, strict=True))
+        kinds = [Signature(t.dtype, t.shape) for t in tensors]
+        seen = ", ".join(f"{path}: {kind}" for path, kind in zip(paths, kinds, strict=True))
         elements = [t.shape[t.dim() - n :] for t, n in zip(tensors, ndims, strict=True)]
         hint = SQUARE if not_square(elements) else ""
         what = f"operator {monoid.name!r} failed on ({seen})"
@@ -58,10 +59,6 @@ def combine_states(monoid: Monoid, left: Any, right: Any) -> Any:
     if all(isinstance(value, NUMBERS) for value in values):
         leaves = [t.item() if t.dim() == 0 else t for t in leaves]
     return unflatten(leaves, spec)
-
-
-def kind(t: torch.Tensor) -> str:
-    return f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}"
 
 
 def as_tensors(paths: list[str], values: list[Any]) -> list[torch.Tensor]:

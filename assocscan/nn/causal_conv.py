@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..api.flags_and_backends import flag
+from ..engines.base.shifted_leaves import sequence_of_steps
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.call_errors import checked_methods
 from ..wording import kind_of
@@ -152,10 +153,7 @@ def convolved_sequences(
     more = weight.shape[1] - 1
     bounds = offsets.to(x.device).clamp(0, length)
     position = torch.arange(length, device=x.device)
-    # The last sequence with an offset <= position: the one that contains it, not an empty one.
-    # Wrong offsets, of which a GPU tells later, reach no other memory.
-    sequence = torch.searchsorted(bounds, position, right=True) - 1
-    shifted = position + more * sequence.clamp(0, count - 1)
+    shifted = position + more * sequence_of_steps(bounds, length)
     step = (
         torch.arange(more, device=x.device) + more * torch.arange(count, device=x.device)[:, None]
     )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import AssocScanError, ScanTypeError, ScanValueError
 from ..functional.argument_errors import in_words, named_scan
-from ..functional.operands import checked_offsets
+from ..functional.operands import carry_dtype, checked_offsets
 from ..functional.recurrence import linear_recurrence
 from ..monoids.leaf_checks import NUMBERS
 from ..monoids.leaf_names import OWN, LeafNames
@@ -177,8 +177,7 @@ def require_number(name: str, value: object) -> None:
 
 def at_least_single(parameter: Tensor) -> Tensor:
     """In float32 where it has 16 bits: torch computes with no complex numbers of so few."""
-    is_half = parameter.dtype in (torch.float16, torch.bfloat16)
-    return parameter.float() if is_half else parameter
+    return parameter.to(carry_dtype(parameter.dtype))
 
 
 def scan_pairs(

@@ -20,6 +20,7 @@ from ..errors import MonoidError, ScanValueError
 from .grammar import is_index
 from .matrix_operator import ACCUMULATORS, SIZES, MatrixOperator, MatrixProgram, Step
 from .operator import Edge, Operator, scalars, spans
+from .operator_names import ascii_start as shown
 from .operator_names import unescaped
 from .saved.checked_parts import (
     MAX_INSTRUCTIONS,
@@ -30,7 +31,6 @@ from .saved.checked_parts import (
     literals,
     program,
     refuse,
-    shown,
 )
 from .saved.vectors import ADJOINT_PARTS, VECTOR_PARTS, vector_adjoint, vector_operator
 from .vectors.vector_adjoint import VectorAdjoint

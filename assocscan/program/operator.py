@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -81,6 +81,20 @@ def components(leaves: tuple[Leaf, ...], chosen: Sequence[int]) -> frozenset[int
     """The component numbers of the chosen leaves."""
     parts = spans(leaves)
     return frozenset(c for k in chosen for c in parts[k])
+
+
+def closure(combine: Program, wanted: Iterable[int], both_sides: bool = False) -> frozenset[int]:
+    """The state components that `wanted` ones depend on through `combine`'s left argument.
+
+    With `both_sides` through its right argument too: what an aggregate must hold.
+    """
+    live, width = set(wanted), len(combine.outputs)
+    while True:
+        used = combine.select(sorted(live)).used_inputs
+        more = {v % width for v in used if both_sides or v < width}
+        if more <= live:
+            return frozenset(live)
+        live |= more
 
 
 @dataclass(frozen=True)
@@ -153,22 +167,6 @@ class Operator:
         edge = len(self.lift.inputs)
         return frozenset((lowered - {edge}) | self.lift.used_inputs)
 
-    def closure(self, wanted: frozenset[int], both_sides: bool = False) -> frozenset[int]:
-        """The state components that `wanted` ones depend on through `combine`'s left argument.
-
-        With `both_sides` through its right argument too: what an aggregate must hold.
-        """
-        live = set(wanted)
-        while True:
-            kept = sorted(live)
-            used = self.combine.select(kept).used_inputs
-            more = {v for v in used if v < self.width}
-            if both_sides:
-                more |= {v - self.width for v in used if v >= self.width}
-            if more <= live:
-                return frozenset(live)
-            live |= more
-
     @cached_property
     def lowered_state(self) -> frozenset[int]:
         """The state components that `lower` reads."""
@@ -176,11 +174,11 @@ class Operator:
 
     def carry_components(self, final: tuple[int, ...]) -> list[int]:
         """The state components that a sequential carry must hold, for outputs and final leaves."""
-        return sorted(self.closure(self.lowered_state | components(self.state, final)))
+        return sorted(closure(self.combine, self.lowered_state | components(self.state, final)))
 
     def aggregate_components(self, final: tuple[int, ...]) -> list[int]:
         """The state components that the aggregate of several steps must hold."""
-        return sorted(self.closure(frozenset(self.carry_components(final)), both_sides=True))
+        return sorted(closure(self.combine, self.carry_components(final), both_sides=True))
 
     @cached_property
     def applies_matrices(self) -> bool:

@@ -225,11 +225,14 @@ class Builder:
         """The outputs of `program` applied to values of this builder."""
         values = list(args)
         for i in program.instructions:
-            if i.op == "const":
-                values.append(self.const(decode(i.literal), i.dtype))
-            else:
-                values.append(self.emit(i.op, *(values[a] for a in i.args), dtype=i.dtype))
+            values.append(self.repeat(i, values))
         return [values[v] for v in program.outputs]
+
+    def repeat(self, i: Instruction, values: Sequence[int]) -> int:
+        """The value of an instruction of another program, whose values are `values` here."""
+        if i.op == "const":
+            return self.const(decode(i.literal), i.dtype)
+        return self.emit(i.op, *(values[a] for a in i.args), dtype=i.dtype)
 
     def build(self, outputs: Sequence[int]) -> Program:
         """The program of these outputs, without what none of them needs."""

@@ -22,6 +22,7 @@ import torch
 from ..api.bind_arguments import resolve_operator
 from ..api.tensor_subclasses import has_override, most_derived
 from ..errors import ScanValueError
+from ..functional.operands import carry_dtype
 from ..monoids import dynamo_tokens as tokens
 from ..monoids.captured_values import may_see, same_values
 from ..monoids.monoid import _REGISTRY, Monoid, resolve
@@ -45,7 +46,6 @@ from .operator_from_graph import (
     new_number,
     operator_between,
     why_not_between,
-    widened,
 )
 
 # AXES[k] = k, for negative k too.
@@ -155,7 +155,7 @@ def token_of_raw(
     combined in float32, so that it is called on such too."""
     axis = axis + leaves[0].dim() if axis < 0 else axis
     own = [t.dtype for t in leaves]
-    wide = [widened(dtype) for dtype in own]
+    wide = [carry_dtype(dtype) for dtype in own]
     numbers: list[int] = []
     for dtypes in [own] if own == wide else [own, wide]:
         number = new_number() + 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..functional.operands import carry_dtype
 from ..monoids import dynamo_tokens as tokens
 from ..pytrees import align
 from ..trace.signatures import takes_inputs
@@ -30,7 +31,6 @@ from .operator_from_graph import (
     new_number,
     operator_between,
     why_not_between,
-    widened,
 )
 
 NAMES = ("init", "xs", "params")
@@ -120,7 +120,7 @@ def starts(dtypes: list[torch.dtype], states: int, real: torch.dtype) -> list[li
     as they are; with states of float32 as narrow as xs; and in float32 where they are 16 bits."""
     weak = [real if d == torch.float32 else d for d in dtypes[:states]]
     found = [dtypes]
-    for other in ([*weak, *dtypes[states:]], [widened(d) for d in dtypes]):
+    for other in ([*weak, *dtypes[states:]], [carry_dtype(d) for d in dtypes]):
         if other not in found:
             found.append(other)
     return found

@@ -100,11 +100,6 @@ def best_variant(variants: Sequence[Variant], given: Sequence[torch.Tensor]) -> 
     return same.index(max(same))
 
 
-def widened(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which numbers of this dtype are combined."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
 def derivatives_are_wanted() -> bool:
     """Whether the graph may be differentiated: Dynamo guards both."""
     return torch.is_grad_enabled() or peek_interpreter_stack() is not None

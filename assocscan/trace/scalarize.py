@@ -1,11 +1,14 @@
 """An FX graph of core ATen operations → scalar values in a `Builder`.
 
-Pointwise operations are in `pointwise`, reductions and matrix products in `unroll`; data movement
-is torch itself on the ids (`symbolic`). An operation whose operands are all constant is simply run.
+Pointwise operations are in `pointwise`; reductions over element dimensions and matrix products are
+unrolled into these; data movement is torch itself on the ids (`symbolic`). An operation whose
+operands are all constant is simply run. `op_sum` is `aten.sum`, and so on; every such method takes
+the FX node and its arguments.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,9 +18,9 @@ from torch.fx import Graph, Node
 
 from ..errors import UnsupportedOperation
 from ..program.program_builder import Builder
-from ..program.symbolic_tensors import Sym, Tensors
-from .pointwise import POINTWISE, Pointwise, operation_name, refuse_random, result_dtype
-from .unroll_reductions import Unroll
+from ..program.symbolic_tensors import Sym
+from .graph_walk import GraphWalk, contains_sym
+from .pointwise import POINTWISE, refuse_random, result_dtype
 
 MAX_INSTRUCTIONS = 6000
 
@@ -41,61 +44,151 @@ def scalarize(graph: Graph, builder: Builder, inputs: Sequence[Sym], constants: 
         builder.most = before
 
 
-class GraphWalk:
-    """One walk over one graph; `call` says what an operation does."""
+class Unroll(GraphWalk):
+    """The operations that combine elements of one tensor with each other."""
 
-    def __init__(self, builder: Builder, constants: object) -> None:
-        self.tensors = Tensors(builder)
-        self.pointwise = Pointwise(builder, self.tensors)
-        self.constants = constants
+    # Reductions over element dimensions.
 
-    def run(self, graph: Graph, inputs: Sequence[Sym]) -> Any:
-        env: dict[Node, Any] = {}
-        remaining = iter(inputs)
-        for node in graph.nodes:
-            if node.op == "placeholder":
-                env[node] = next(remaining)
-            elif node.op == "get_attr":
-                env[node] = getattr(self.constants, str(node.target))
-            elif node.op == "output":
-                return torch.fx.node.map_arg(node.args[0], lambda n: env[n])
-            else:
-                args: Any = torch.fx.node.map_arg(node.args, lambda n: env[n])
-                kwargs: Any = torch.fx.node.map_arg(node.kwargs, lambda n: env[n])
-                env[node] = self.call(node, operation_name(node), args, kwargs)
-        raise AssertionError("an FX graph ends with an output node")
+    def reduce(self, node: Node, x: Any, dims: Any, keepdim: bool, combine: Callable[..., Sym],
+               empty: float | None) -> Sym:  # fmt: skip
+        dtype = result_dtype(node)
+        x = self.tensors.symbolic(x, dtype)
+        rank = x.ids.dim()
+        axes = range(rank) if dims is None or dims == [] or rank == 0 else dims
+        axes = sorted({d % rank for d in ([axes] if isinstance(axes, int) else axes)})
+        kept = [d for d in range(x.ids.dim()) if d not in axes]
+        shape = [x.shape[d] for d in kept]
+        flat = x.move(lambda p: p.permute((*kept, *axes)).reshape((*shape, -1)))
+        count = flat.shape[-1]
+        if count == 0 and empty is None:
+            raise UnsupportedOperation("a reduction over no elements")
+        if count == 0:
+            total = self.tensors.symbolic(torch.full(shape, empty or 0, dtype=dtype), dtype)
+        else:
+            total = functools.reduce(combine, slices(flat, -1))
+        if keepdim:
+            final = [1 if d in axes else x.shape[d] for d in range(x.ids.dim())]
+            total = total.move(lambda p: p.reshape(final))
+        return total
 
-    def call(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
-        raise NotImplementedError
+    def folding(self, name: str, dtype: torch.dtype) -> Callable[[Sym, Sym], Sym]:
+        return lambda a, b: self.apply(name, dtype, [a, b])
 
-    def run_concretely(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
-        """The result of an operation on constants."""
-        refuse_random(node)
-        target: Any = node.target
-        result = target(*args, **kwargs)
-        return torch.zeros_like(result) if name.startswith(("empty", "new_empty")) else result
+    def op_sum(self, node: Node, x: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Sym:
+        add = self.folding("add", result_dtype(node))
+        return self.reduce(node, x, dim, keepdim, add, 0)
 
-    def op_complex(self, node: Node, real: Any, imag: Any) -> Sym:
-        part = torch.empty(0, dtype=result_dtype(node)).real.dtype
-        planes = [self.tensors.symbolic(v, part).ids for v in (real, imag)]
-        return Sym.of(torch.broadcast_tensors(*planes), result_dtype(node))
+    def op_mean(self, node: Node, x: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Sym:
+        dtype = result_dtype(node)
+        total = self.op_sum(node, x, dim, keepdim)
+        count = x.ids.numel() // max(total.ids.numel(), 1)
+        return self.apply("div", dtype, [total, self.tensors.symbolic(count, dtype)])
 
-    def op_polar(self, node: Node, radius: Any, angle: Any) -> Sym:
-        part = torch.empty(0, dtype=result_dtype(node)).real.dtype
-        r, phi = self.tensors.symbolic(radius, part), self.tensors.symbolic(angle, part)
-        apply = self.pointwise.apply
-        planes = [
-            apply("mul", part, part, [r, apply(f, part, part, [phi])]).ids for f in ("cos", "sin")
-        ]
-        return Sym.of(planes, result_dtype(node))
+    def op_var(
+        self, node: Node, x: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = False
+    ) -> Sym:
+        dtype = result_dtype(node)
+        if dtype.is_complex or x.dtype.is_complex:
+            raise UnsupportedOperation("the variance of complex numbers cannot be generated")
+        center = self.op_mean(node, x, dim, True)
+        offset = self.apply("sub", dtype, [self.tensors.symbolic(x, dtype), center])
+        total = self.op_sum(node, self.apply("square", dtype, [offset]), dim, keepdim)
+        count = x.ids.numel() // max(total.ids.numel(), 1) - (
+            1 if correction is None else correction
+        )
+        return self.apply("div", dtype, [total, self.tensors.symbolic(count, dtype)])
+
+    def op_linalg_vector_norm(
+        self, node: Node, x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, **_: Any
+    ) -> Sym:
+        dtype = result_dtype(node)
+        sizes = self.pointwise.apply("abs", x.dtype, dtype, [x])
+        folds = {1: "add", 2: "hypot", float("inf"): "maximum", float("-inf"): "minimum"}
+        if ord not in folds:
+            raise UnsupportedOperation(f"the vector norm of order {ord} cannot be generated")
+        return self.reduce(node, sizes, dim, keepdim, self.folding(folds[ord], dtype), 0)
+
+    def op_prod(self, node: Node, x: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Sym:
+        return self.reduce(node, x, dim, keepdim, self.folding("mul", result_dtype(node)), 1)
+
+    def op_amax(self, node: Node, x: Any, dim: Any = None, keepdim: bool = False) -> Sym:
+        return self.reduce(node, x, dim, keepdim, self.folding("maximum", x.dtype), None)
+
+    def op_amin(self, node: Node, x: Any, dim: Any = None, keepdim: bool = False) -> Sym:
+        return self.reduce(node, x, dim, keepdim, self.folding("minimum", x.dtype), None)
+
+    def whole(self, node: Node, x: Any, dim: Any, name: str) -> Sym:
+        if dim is not None:
+            raise UnsupportedOperation(
+                f"{node.target} with indices cannot be generated; use amax or amin for values alone"
+            )
+        return self.reduce(node, x, None, False, self.folding(name, x.dtype), None)
+
+    def op_max(self, node: Node, x: Any, dim: Any = None, *_: Any) -> Sym:
+        return self.whole(node, x, dim, "maximum")
+
+    def op_min(self, node: Node, x: Any, dim: Any = None, *_: Any) -> Sym:
+        return self.whole(node, x, dim, "minimum")
+
+    def op_any(self, node: Node, x: Any, dim: Any = None, keepdim: bool = False) -> Sym:
+        logical = self.folding("logical_or", torch.bool)
+        return self.reduce(node, self.tensors.cast(x, torch.bool), dim, keepdim, logical, 0)
+
+    def op_all(self, node: Node, x: Any, dim: Any = None, keepdim: bool = False) -> Sym:
+        logical = self.folding("logical_and", torch.bool)
+        return self.reduce(node, self.tensors.cast(x, torch.bool), dim, keepdim, logical, 1)
+
+    def op_cumsum(self, node: Node, x: Any, dim: int, **_: Any) -> Sym:
+        dtype = result_dtype(node)
+        if x.ids.dim() == 0:
+            return self.tensors.symbolic(x, dtype)
+        parts = slices(self.tensors.symbolic(x, dtype), dim)
+        for k in range(1, len(parts)):
+            parts[k] = self.apply("add", dtype, [parts[k - 1], parts[k]])
+        planes = [torch.stack(p, dim) for p in zip(*(p.planes() for p in parts), strict=True)]
+        return Sym.of(planes, dtype)
+
+    # Matrix products.
+
+    def contract(self, dtype: torch.dtype, a: Any, b: Any) -> Sym:
+        """Σ over the last dimension of a·b, broadcast over the others."""
+        product = self.apply(
+            "mul", dtype, [self.tensors.symbolic(a, dtype), self.tensors.symbolic(b, dtype)]
+        )
+        parts = slices(product, -1)
+        if not parts:
+            return self.tensors.symbolic(torch.zeros(product.shape[:-1], dtype=dtype), dtype)
+        return functools.reduce(self.folding("add", dtype), parts)
+
+    def op_mm(self, node: Node, a: Any, b: Any) -> Sym:
+        dtype = result_dtype(node)
+        a, b = self.tensors.symbolic(a, dtype), self.tensors.symbolic(b, dtype)
+        rows = a.move(lambda p: p.unsqueeze(-2))
+        columns = b.move(lambda p: p.transpose(-1, -2).unsqueeze(-3))
+        return self.contract(dtype, rows, columns)
+
+    op_bmm = op_mm
+
+    def op_mv(self, node: Node, a: Any, b: Any) -> Sym:
+        return self.contract(result_dtype(node), a, b)
+
+    op_dot = op_mv
+
+    def op_addmm(self, node: Node, c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Sym:
+        dtype = result_dtype(node)
+        product = self.op_mm(node, a, b)
+        if alpha != 1:
+            product = self.apply("mul", dtype, [product, self.tensors.symbolic(alpha, dtype)])
+        c = self.tensors.symbolic(c, dtype)
+        if beta != 1:
+            c = self.apply("mul", dtype, [c, self.tensors.symbolic(beta, dtype)])
+        return self.apply("add", dtype, [c, product])
+
+    op_baddbmm = op_addmm
 
 
-class Scalarizer(GraphWalk):
+class Scalarizer(Unroll):
     """A tensor is a `Sym` of its own shape."""
-
-    def __init__(self, builder: Builder, constants: object) -> None:
-        super().__init__(builder, constants)
-        self.unroll = Unroll(self.pointwise, self.tensors)
 
     def call(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
         refuse_random(node)
@@ -109,10 +202,9 @@ class Scalarizer(GraphWalk):
             return self.join(node, args, kwargs)
         if name in SCATTERS:
             return self.scatter(node, args, kwargs)
-        for owner in (self, self.unroll):
-            handler: Callable[..., Any] | None = getattr(owner, f"op_{name}", None)
-            if handler is not None:
-                return handler(node, *args, **kwargs)
+        handler: Callable[..., Any] | None = getattr(self, f"op_{name}", None)
+        if handler is not None:
+            return handler(node, *args, **kwargs)
         if name in POINTWISE:
             return self.pointwise.call(node, name, args, kwargs)
         raise UnsupportedOperation(f"{node.target} cannot be generated{ADDED.get(name, '')}")
@@ -192,10 +284,6 @@ class Scalarizer(GraphWalk):
         return self.op_copy(node, x, value)
 
 
-def contains_sym(value: Any) -> bool:
-    """Whether a nest of arguments holds a symbolic tensor."""
-    if isinstance(value, (tuple, list)):
-        return any(contains_sym(v) for v in value)
-    if isinstance(value, dict):
-        return any(contains_sym(v) for v in value.values())
-    return isinstance(value, Sym)
+def slices(x: Sym, dim: int) -> list[Sym]:
+    """`x` cut along a dimension, which goes."""
+    return [Sym.of(p, x.dtype) for p in zip(*(p.unbind(dim) for p in x.planes()), strict=True)]

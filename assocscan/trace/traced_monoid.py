@@ -350,18 +350,13 @@ class Steps:
         literals = identity_literals(identity, state)
         if literals is not None:
             literals = tuple(
-                literals[start + part]
-                for start, leaf in zip(starts(state), state, strict=True)
+                literals[span.start + part]
+                for span, leaf in zip(spans(state), state, strict=True)
                 for part in range(parts(leaf))
             )
         return VectorOperator(
             self.monoid.name, size, self.inputs, state, outputs, lift, advance, lower, literals
         )
-
-
-def starts(leaves: Sequence[Leaf]) -> list[int]:
-    """The number of the first component of each leaf."""
-    return [span.start for span in spans(tuple(leaves))]
 
 
 def cast_states(

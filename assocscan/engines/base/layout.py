@@ -161,20 +161,16 @@ def result_strides(
 ) -> list[LeafStrides]:
     """The strides of all tensors that are written."""
     op = spec.operator
+    results = [
+        *(("output", k, op.outputs[k], t) for k, t in enumerate(outputs)),
+        *(("final", k, op.state[k], (size, dense_strides(size), dtype))
+          for k, (size, dtype) in zip(spec.final, finals, strict=True)),
+    ]  # fmt: skip
     leaves = []
-    for k, (_, stride, dtype) in enumerate(outputs):
-        leaf = op.outputs[k]
-        scale = 2 if dtype.is_complex else 1
-        offsets = component_offsets(leaf, stride[len(spec.batch) :])
-        scaled = [scale * s for s in stride]
-        leaves.append(place(spec, "output", k, dtype, scaled, offsets))
-    for k, (size, dtype) in zip(spec.final, finals, strict=True):
-        leaf = op.state[k]
-        stride = contiguous_strides(size, tuple(range(len(size))), ())
+    for role, k, leaf, (size, stride, dtype) in results:
         scale = 2 if dtype.is_complex else 1
         offsets = component_offsets(leaf, stride[len(size) - len(leaf.shape) :])
-        scaled = [scale * s for s in stride]
-        leaves.append(place(spec, "final", k, dtype, scaled, offsets))
+        leaves.append(place(spec, role, k, dtype, [scale * s for s in stride], offsets))
     return leaves
 
 

@@ -182,6 +182,13 @@ class TensorSpec:
         return math.prod(self.shape) * self.itemsize
 
     @property
+    def distinct_bytes(self) -> int:
+        """The bytes of the elements, of which a stride of 0 repeats some."""
+        return self.itemsize * math.prod(
+            n for n, s in zip(self.shape, self.strides, strict=True) if s != 0
+        )
+
+    @property
     def is_dense(self) -> bool:
         """Whether the elements are contiguous in the order of the dimensions."""
         expected = dense_strides(self.shape)

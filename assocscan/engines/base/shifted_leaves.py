@@ -44,12 +44,7 @@ def previous_state(
         return torch.cat([kept, first] if reverse else [first, kept], axis)
     offsets = offsets.to(y.device)
     shifted = y.roll(-1 if reverse else 1, axis)
-    position = torch.arange(length, device=y.device)
-    # The last sequence with an offset <= position: the one that contains it, not an empty one.
-    # Wrong offsets, of which a GPU tells later, reach no other memory.
-    sequence = torch.searchsorted(offsets, position, right=True) - 1
-    sequence = sequence.clamp(0, max(offsets.shape[0] - 2, 0))
-    beyond = edge.index_select(0, sequence).movedim(0, axis)
+    beyond = edge.index_select(0, sequence_of_steps(offsets, length)).movedim(0, axis)
     first = start_mask(offsets, length, reverse)
     return torch.where(first.view(length, *[1] * (y.dim() - axis - 1)), beyond, shifted)
 
@@ -58,6 +53,15 @@ def carry_shape(y: torch.Tensor, axis: int, offsets: torch.Tensor | None) -> lis
     """The shape of y without the axis; for packed sequences [S, ...]."""
     rest = [*y.shape[:axis], *y.shape[axis + 1 :]]
     return rest if offsets is None else [offsets.shape[0] - 1, *rest]
+
+
+def sequence_of_steps(offsets: torch.Tensor, length: int) -> torch.Tensor:
+    """The number of the sequence of each of `length` packed steps."""
+    position = torch.arange(length, device=offsets.device)
+    # The last sequence with an offset <= position: the one that contains it, not an empty one.
+    # Wrong offsets, of which a GPU tells later, reach no other memory.
+    sequence = torch.searchsorted(offsets, position, right=True) - 1
+    return sequence.clamp(0, max(offsets.shape[0] - 2, 0))
 
 
 def start_mask(offsets: torch.Tensor, length: int, reverse: bool) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ...engines.base.shifted_leaves import sequence_of_steps
 from ...torch_state import is_symbolic
 from .rational_filter import Steps
 
@@ -31,9 +32,7 @@ def impulses(zi: Tensor, x: Tensor, steps: Steps) -> Tensor:
             [kept, torch.zeros_like(x.narrow(axis, 0, length - kept.shape[axis]))], axis
         )
     offsets = steps.offsets.to(x.device)
-    position = torch.arange(length, device=x.device)
-    sequence = torch.searchsorted(offsets, position, right=True) - 1
-    sequence = sequence.clamp(0, max(offsets.shape[0] - 2, 0))
+    position, sequence = torch.arange(length, device=x.device), sequence_of_steps(offsets, length)
     step = position - offsets[sequence]
     chosen = zi.movedim(-1, 1)[sequence, step.clamp(0, memory - 1)]  # [L, batch…]
     chosen = torch.where((step < memory).view(-1, *[1] * (chosen.dim() - 1)), chosen, 0)

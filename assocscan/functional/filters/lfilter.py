@@ -197,19 +197,23 @@ def check_same_device(x: Tensor, coefficients: dict[str, Tensor], zi: Tensor | N
     check_devices("x", x, **coefficients, **({} if zi is None else {"zi": zi}))
 
 
+def check_channels(name: str, t: Tensor, number: Tensor, x: Tensor, axis: int) -> None:
+    """Raise ScanValueError where filters t, of which `number` is one number each, do not broadcast
+    to the channels."""
+    batch = (*x.shape[:axis], *x.shape[axis + 1 :])
+    try:
+        number.expand(batch)
+    except RuntimeError:
+        raise ScanValueError(
+            f"{name} has shape {list(t.shape)}, whose leading dimensions do not broadcast to "
+            f"{list(batch)} (the shape of x without the axis)"
+        ) from None
+
+
 def check_coefficients(b: Tensor, a: Tensor, x: Tensor, axis: int) -> None:
     """Raise ScanValueError where filters do not broadcast to the channels, or divide by 0."""
-    batch = (*x.shape[:axis], *x.shape[axis + 1 :])
     for name, t in (("b", b), ("a", a)):
-        if t.dim() == 1:
-            continue
-        try:
-            t[..., 0].expand(batch)
-        except RuntimeError:
-            raise ScanValueError(
-                f"{name} has shape {list(t.shape)}, whose leading dimensions do not broadcast to "
-                f"{list(batch)} (the shape of x without the axis)"
-            ) from None
+        check_channels(name, t, t[..., 0], x, axis)
     if is_readable(a) and bool((a[..., 0] == 0).any()):
         raise ScanValueError(
             "a[0] is 0, and the filter divides by it; leave out leading zeros of a, which delay y"

@@ -14,7 +14,13 @@ from ...errors import ScanValueError
 from ...monoids.leaf_checks import check_axis
 from ..operands import carry_dtype, checked_offsets, is_readable
 from .direct_form_states import final_state
-from .lfilter import check_same_device, check_tensors, filtered, where_scipy_has_them
+from .lfilter import (
+    check_channels,
+    check_same_device,
+    check_tensors,
+    filtered,
+    where_scipy_has_them,
+)
 from .rational_filter import Steps, working
 
 __all__ = ["sosfilt"]
@@ -127,14 +133,7 @@ def check_sections(sos: Tensor, x: Tensor, axis: int) -> None:
             f"sos has shape {list(sos.shape)}, expected [sections, 6] or [..., sections, 6] with "
             "at least one section"
         )
-    batch = (*x.shape[:axis], *x.shape[axis + 1 :])
-    try:
-        sos[..., 0, 0].expand(batch)
-    except RuntimeError:
-        raise ScanValueError(
-            f"sos has shape {list(sos.shape)}, whose leading dimensions do not broadcast to "
-            f"{list(batch)} (the shape of x without the axis)"
-        ) from None
+    check_channels("sos", sos, sos[..., 0, 0], x, axis)
     if is_readable(sos) and not bool((sos[..., 3] != 0).all()):
         k = int((sos[..., 3] == 0).nonzero()[0, -1])
         raise ScanValueError(

@@ -18,14 +18,13 @@ from ...engines.base.scan_spec import plain
 from ...errors import AxisError, ScanTypeError, ScanValueError
 from ...monoids.leaf_checks import NUMBERS, check_leaves, check_tensor
 from ...monoids.leaf_names import LeafNames
-from ...program.dtypes import promoted_float
 from ...program.operator import Leaf
 from ...pytrees import TreeSpec, flatten, leaf_paths
 from ...runtime.scan_call import ScanCall
 from ...torch_state import needs_dispatcher, same_shape
 from ...wording import kind_of
 from ..packing.resets import aligned_reset, refuse_offsets
-from .step_operator import StepOperator, StepSpec, known_operator, step_operator
+from .step_operator import StepOperator, StepSpec, dtype_of_kind, known_operator, step_operator
 
 EMPTY = flatten(())[1]
 _NUMBERS: BoundedCache[Any, Tensor] = BoundedCache(1024)  # each holds one number
@@ -76,7 +75,9 @@ def gather(
         check_arguments(step, lower, (x, xs_spec), (h, init_spec), (p, params_spec))
     started = tuple([t.dtype if isinstance(t, Tensor) else kind_of_number(t) for t in h])
     inputs = tuple([t.dtype for t in x])
-    weights = tuple([t.dtype if isinstance(t, Tensor) else dtype_of_number(t, inputs) for t in p])
+    weights = tuple(
+        [t.dtype if isinstance(t, Tensor) else dtype_of_kind(kind_of_number(t), inputs) for t in p]
+    )
     found = StepSpec(xs_spec, init_spec, params_spec, inputs, started, weights, reset is not None)
     operator, device = known_operator(step, lower, found), x[0].device
     if operator is None:
@@ -146,15 +147,6 @@ def check_arguments(step: Any, lower: Any, *trees: tuple[list[Any], TreeSpec]) -
         for k, leaf in enumerate(leaves):
             if not isinstance(leaf, NUMBERS):
                 check_tensor(leaf_paths(spec, root)[k], leaf, " or a number")
-
-
-def dtype_of_number(value: Any, inputs: Sequence[torch.dtype]) -> torch.dtype:
-    """The dtype of a number among params: a float takes that of xs."""
-    kind = kind_of_number(value)
-    if kind is bool or kind is int:
-        return torch.bool if kind is bool else torch.int64
-    real = promoted_float(inputs) or torch.get_default_dtype()
-    return real if kind is float else torch.promote_types(real, torch.complex64)
 
 
 def kind_of_number(value: Any) -> type:

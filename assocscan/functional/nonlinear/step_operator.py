@@ -25,7 +25,6 @@ from ...errors import ScanTypeError, ScanValueError, TraceError
 from ...monoids.monoid import Monoid
 from ...monoids.raw_callables import MAX_RAW, MutableError, stable_key
 from ...program.dtypes import STORAGE_ONLY, promoted_float
-from ...program.operator import Leaf
 from ...pytrees import TreeSpec, align, flatten, template, unflatten
 from ...torch_private import WithTorchFunction
 from ...trace.closure_captures import frozen
@@ -33,6 +32,7 @@ from ...trace.expected_structure import fits
 from ...trace.fx_trace import Signature, Trace, isolated, trace
 from ...trace.signatures import require_call, takes_inputs
 from ...wording import user_line
+from ..operands import carry_dtype
 
 MAX_NUMBERS = 8  # of a state, unless the step has more of its own: an attribute `most_numbers`
 Function = Callable[..., Any]
@@ -105,8 +105,11 @@ class StepOperator(Monoid):
                 f"{MAX_NUMBERS} is the most that a chain can have"
             )
         self.check_lower()
-        weights = [wide(d) for d in spec.weights]
-        self.parameters = [*weights, *([wide(d) for d in self.dtypes] if spec.resets else [])]
+        weights = [carry_dtype(d) for d in spec.weights]
+        self.parameters = [
+            *weights,
+            *([carry_dtype(d) for d in self.dtypes] if spec.resets else []),
+        ]
         first = len(self.dtypes)
         self.constant = tuple(range(first, first + len(self.parameters)))
         parts = first, len(self.parameters), len(spec.inputs) + spec.resets
@@ -189,11 +192,7 @@ class StepOperator(Monoid):
         """The dtype of a leaf of init. A number takes the precision of xs and params."""
         if isinstance(kind, torch.dtype):
             return kind
-        if kind in (bool, int):
-            return torch.bool if kind is bool else torch.int64
-        tensors = (*self.spec.inputs, *self.spec.weights)
-        real = promoted_float(tensors) or torch.get_default_dtype()
-        return real if kind is float else torch.promote_types(real, torch.complex64)
+        return dtype_of_kind(kind, (*self.spec.inputs, *self.spec.weights))
 
     def settled(self, dtypes: list[torch.dtype]) -> tuple[torch.dtype, ...]:
         for _ in range(4):
@@ -359,6 +358,9 @@ def cast(results: Sequence[Any], before: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of parameters in a carry."""
-    return Leaf(dtype).accumulator
+def dtype_of_kind(kind: type, others: Sequence[torch.dtype]) -> torch.dtype:
+    """The dtype of a number of this kind; a float takes that of the other leaves."""
+    if kind is bool or kind is int:
+        return torch.bool if kind is bool else torch.int64
+    real = promoted_float(others) or torch.get_default_dtype()
+    return real if kind is float else torch.promote_types(real, torch.complex64)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...api.tensor_subclasses import overridable
 from ...engines.base.packed_offsets import validated
+from ...engines.base.shifted_leaves import sequence_of_steps
 from ...errors import ScanTypeError, ScanValueError
 from ...monoids.leaf_checks import check_axis, check_tensor
 from ...torch_state import has_own_dispatch, needs_dispatcher
@@ -161,8 +162,7 @@ def summed(lengths: Tensor) -> Tensor:
 def places(offsets: Tensor, length: int, longest: int) -> Tensor:
     """Where each of the `length` packed steps stands among S rows of `longest` steps."""
     position = torch.arange(length, device=offsets.device)
-    # The last sequence with an offset <= position: the one that contains it, not an empty one.
-    sequence = torch.searchsorted(offsets, position, right=True) - 1
+    sequence = sequence_of_steps(offsets, length)
     return position - offsets[sequence] + sequence * longest
 
 

@@ -35,6 +35,7 @@ from ...api.flags_and_backends import checked_backend, flag
 from ...api.tensor_subclasses import overridable
 from ...caching.bounded import Calls
 from ...engines.base.huge_pages import MIN_BYTES, empty_strided
+from ...engines.base.shifted_leaves import sequence_of_steps
 from ...errors import AssocScanError, ScanValueError
 from ...monoids.captured_values import present
 from ...monoids.combinators import _to_window_ends, _windowed, segmented
@@ -240,8 +241,7 @@ def cut(
         place = length - 1 - step if reverse else step
     else:
         offsets = offsets.to(device)
-        sequence = torch.searchsorted(offsets, step, right=True) - 1
-        sequence = sequence.clamp(0, max(offsets.shape[0] - 2, 0))
+        sequence = sequence_of_steps(offsets, length)
         place = offsets[sequence + 1] - 1 - step if reverse else step - offsets[sequence]
     inside = place % width
     starts = inside == 0

@@ -6,13 +6,14 @@ where tensors are not such memory."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...api.eager_gradient import by_autograd
 from ...autodiff.verify import is_derivable
 from ...cuda.windows import prepare as gpu
 from ...engines.base.commands import Slot
@@ -339,14 +340,4 @@ def of_composition(
         # Of views, so that no gradient passes through what the leaves come from.
         views = [t.view_as(t) if t.requires_grad else t for t in leaves]
         ys = windows.composed(views, offsets)
-        pairs = [
-            (y, g) for y, g in zip(ys, cotangents, strict=True) if g is not None and y.requires_grad
-        ]
-        wanted = [t for t in views if t.requires_grad]
-        found: Iterator[MaybeTensor] = iter(
-            torch.autograd.grad(
-                [y for y, _ in pairs], wanted, [g for _, g in pairs],
-                create_graph=further, allow_unused=True,
-            )
-        )  # fmt: skip
-    return [next(found) if t.requires_grad else None for t in leaves]
+    return by_autograd(ys, cotangents, views, create_graph=further)

@@ -19,6 +19,7 @@ from ...engines.base.commands import Description
 from ...engines.base.device_properties import processors, shared_memory
 from ...engines.triton import loader as triton_loader
 from ...engines.triton.prepare import described_kernel
+from ...engines.triton.tiles import power_of_two
 from .checks import check, check_shapes
 from .tiles import INTERPRETED, Tile, choose
 
@@ -285,7 +286,7 @@ def normal_step(
 ) -> Step:  # fmt: skip
     from .kernels import normalize_kernel
 
-    columns = min(_power_of_two(K), 4096)
+    columns = min(power_of_two(K), 4096)
     rows = max(1, 4096 // columns) if device.type == "cuda" else 16
     return Step(
         normalize_kernel, (-(-M // rows),), (M, K, stride, eps), 4, 1, {},
@@ -323,7 +324,3 @@ def product_step(
         BIAS=bias is not None, SAVE=z is not None, TANH=tanh, EVEN_K=K % tile.block_k == 0,
         PRECISION=precision, FLATTEN=tile.persistent, STORES=stores,
     )  # fmt: skip
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()

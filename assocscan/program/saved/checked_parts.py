@@ -12,6 +12,7 @@ from ...errors import ScanValueError
 from ..dtypes import SCALAR_DTYPES
 from ..grammar import is_index, is_literal, why_not_program
 from ..operator import Leaf
+from ..operator_names import ascii_start as shown
 from ..program_builder import Instruction, Key, Program
 
 # Far above what is ever written: an operator has at most some ten thousand instructions.
@@ -43,11 +44,6 @@ def indices(value: Any, what: str, most: int, count: int) -> tuple[int, ...]:
         if not is_index(entry, count):
             refuse(f"has {shown(entry)} in {what}, expected a number from 0 to {count - 1}")
     return tuple(value)
-
-
-def shown(value: Any) -> str:
-    text = ascii(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def leaves(parts: dict[str, Any], role: str) -> tuple[Leaf, ...]:

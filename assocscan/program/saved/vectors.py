@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..operator import Leaf
+from ..operator_names import ascii_start as shown
 from ..program_builder import Program
 from ..vectors.state_axis import REDUCTIONS, varying
 from ..vectors.vector_adjoint import BACKWARD, VectorAdjoint
@@ -23,7 +24,6 @@ from .checked_parts import (
     literals,
     program,
     refuse,
-    shown,
 )
 from .written_parts import leaf_parts, program_parts
 

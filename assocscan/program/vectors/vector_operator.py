@@ -14,11 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ..operator import Leaf
+from ..operator import Leaf, closure
 from ..program_builder import Builder, Key, Program, decode
 from .state_axis import StateBuilder
-
-Shape = tuple[int, ...]
 
 
 def parts(leaf: Leaf) -> int:
@@ -124,6 +122,12 @@ class VectorOperator:
         lowered = builder.inline(self.lower, [*(before if exclusive else after), *x])
         return after, lowered
 
+    def step(self, first: bool, exclusive: bool, carry: Sequence[int]) -> Program:
+        """A step: (y[t−1], x[t]) → the parts `carry` of y[t], then the outputs."""
+        builder = self.builder()
+        after, lowered = self.add_step(builder, first, exclusive)
+        return builder.build([*(after[c] for c in carry), *lowered])
+
     @cached_property
     def identity_values(self) -> tuple[float, ...]:
         """The identity's parts; zeros where the operator has none."""
@@ -131,22 +135,12 @@ class VectorOperator:
             return (0.0,) * self.width
         return tuple(decode(v) for v in self.identity)
 
-    @cached_property
-    def lowered_parts(self) -> frozenset[int]:
-        """The parts of the state that `lower` reads."""
-        return frozenset(v for v in self.lower.used_inputs if v < self.width)
-
     def carry_parts(self, final: Sequence[int]) -> list[int]:
         """The parts of the state that a sequential carry must hold, for the outputs and these final
         leaves."""
         spans = part_spans(self.state)
-        live = set(self.lowered_parts) | {c for k in final for c in spans[k]}
-        while True:
-            used = self.combine.select(sorted(live)).used_inputs
-            more = {v for v in used if v < self.width} - live
-            if not more:
-                return sorted(live)
-            live |= more
+        lowered = {v for v in self.lower.used_inputs if v < self.width}
+        return sorted(closure(self.combine, lowered | {c for k in final for c in spans[k]}))
 
     def saving_carries(self, lane: int | None) -> VectorOperator:
         """The operator whose scans also return the carries that the backward pass reads."""

@@ -23,8 +23,9 @@ from ...program.symbolic_tensors import Sym, Tensors
 from ...program.vectors.state_axis import StateBuilder
 from ...program.vectors.vector_operator import part_dtypes, parts
 from ..fx_trace import Trace
+from ..graph_walk import GraphWalk, contains_sym
 from ..pointwise import POINTWISE, operation_name, result_dtype
-from ..scalarize import MAX_INSTRUCTIONS, GraphWalk, contains_sym
+from ..scalarize import MAX_INSTRUCTIONS
 
 # These return the elements of their input, in the same order.
 SAME_ORDER = frozenset(
@@ -200,23 +201,6 @@ class States(GraphWalk):
             raise UnsupportedOperation("min with indices has no form with a state axis")
         return self.reduced(node, "min_states", x, None)
 
-    def exponentials(self, node: Node, x: Any, dim: int) -> tuple[Sym, Sym, Sym]:
-        """x − max, its exponentials, and their sum over the states."""
-        dtype = result_dtype(node)
-        x = self.tensors.symbolic(x, dtype)
-        offset = self.apply("sub", dtype, [x, self.reduced(node, "max_states", x, dim)])
-        powers = self.apply("exp", dtype, [offset])
-        return offset, powers, self.reduced(node, "sum_states", powers, dim)
-
-    def op__softmax(self, node: Node, x: Any, dim: int, half_to_float: bool) -> Sym:
-        _, powers, total = self.exponentials(node, x, dim)
-        return self.apply("div", result_dtype(node), [powers, total])
-
-    def op__log_softmax(self, node: Node, x: Any, dim: int, half_to_float: bool) -> Sym:
-        dtype = result_dtype(node)
-        offset, _, total = self.exponentials(node, x, dim)
-        return self.apply("sub", dtype, [offset, self.apply("log", dtype, [total])])
-
     # Products of matrices of which one dimension, or none, has the size N.
 
     def op_mm(self, node: Node, a: Any, b: Any) -> Sym:
@@ -238,11 +222,6 @@ class States(GraphWalk):
     op_mv = op_mm
     op_dot = op_mm
 
-    def op_vdot(self, node: Node, a: Any, b: Any) -> Sym:
-        dtype = result_dtype(node)
-        a = self.tensors.symbolic(a, dtype)
-        return self.op_mm(node, self.apply("_conj", dtype, [a]) if dtype.is_complex else a, b)
-
     # Values of the program, not tensors: a tensor would need its dimensions, for a sum over them.
 
     def op_full_like(self, node: Node, x: Sym, value: Any, **_: Any) -> Sym:
@@ -252,9 +231,6 @@ class States(GraphWalk):
         return self.tensors.symbolic(0, result_dtype(node))
 
     op_empty_like = op_zeros_like
-
-    def apply(self, name: str, dtype: torch.dtype, operands: list[Sym]) -> Sym:
-        return self.pointwise.apply(name, dtype, dtype, operands)
 
 
 def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from ....program.vectors.vector_adjoint import VectorAdjoint
-from ..scan_spec import ScanSpec, TensorSpec, dense_strides
+from ..scan_spec import ScanSpec, TensorSpec, contiguous_strides, dense_strides
 from .kernel import VectorTile
 from .ports import Ports
 
@@ -97,8 +97,4 @@ def summed(
 def order_like(t: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides in the order of the leaf's own dimensions in memory."""
     order = sorted(range(t.ndim), key=lambda d: -abs(t.strides[d]))
-    strides, step = [0] * t.ndim, 1
-    for d in reversed(order):
-        strides[d] = step
-        step *= max(shape[d], 1)
-    return tuple(strides)
+    return contiguous_strides(shape, tuple(order), ())

@@ -3,7 +3,6 @@ the kernel that an engine's tile makes of it. The engine adds the launch."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -82,12 +81,9 @@ class Prepared:
         return self.commands.build(self.outputs, self.finals, lambda: self.plan(engine, tile))
 
     def plan(self, engine: str, tile: str) -> Plan:
-        spec, ports, commands, moved = self.spec, self.ports, self.commands, 0
-        for slot in commands.slots.values():
-            t = commands.specs[slot]
-            if t is not None:
-                distinct = math.prod(n for n, s in zip(t.shape, t.strides, strict=True) if s != 0)
-                moved += distinct * t.itemsize
+        spec, ports, commands = self.spec, self.ports, self.commands
+        found = [commands.specs[slot] for slot in commands.slots.values()]
+        moved = sum(t.distinct_bytes for t in found if t is not None)
         return Plan(
             spec.operator.name, (ports.rows, spec.length, ports.lanes), f"{engine} (vectors)",
             tile, f"{self.groups * spec.sequence_count * self.segments} programs on "

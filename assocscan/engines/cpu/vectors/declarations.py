@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ....program.dtypes import CPP_MEMORY
+from ...base.layout import scalar_size
 from .emit import TYPES
-from .kernel import part_size
 
 Statement = Callable[[str], str]  # that stores a value, given its expression
 
@@ -36,7 +36,7 @@ def port(
     name: str, kind: str, dtype: torch.dtype, leaf: int, part: int, time: bool, states: bool,
     lane: bool,
 ) -> str:  # fmt: skip
-    offset = part * part_size(dtype)
+    offset = part * scalar_size(dtype)
     return (
         f"F({name}, {TYPES[kind]}, {CPP_MEMORY[dtype]}, {leaf}, {offset}, "
         f"{int(time)}, {int(states)}, {int(lane)})"

@@ -79,9 +79,7 @@ class ForwardKernel:
         return frozenset(v - width for v in used if v >= width)
 
     def step(self, first: bool) -> Program:
-        builder = self.op.builder()
-        after, lowered = self.op.add_step(builder, first, self.exclusive)
-        return builder.build([*(after[c] for c in self.carry), *lowered])
+        return self.op.step(first, self.exclusive, self.carry)
 
 
 @dataclass(frozen=True)
@@ -136,11 +134,6 @@ class BackwardKernel:
             found |= step.recomputed.used_inputs | step.pulled.used_inputs
         width, count = self.op.width, len(self.op.step_inputs)
         return frozenset(v - width for v in found if width <= v < count)
-
-
-def part_size(dtype: torch.dtype) -> int:
-    """The bytes of one scalar; a complex number is two."""
-    return dtype.itemsize // (2 if dtype.is_complex else 1)
 
 
 def carry_bytes(op: VectorOperator, carry: Sequence[int]) -> int:

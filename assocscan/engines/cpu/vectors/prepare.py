@@ -224,7 +224,7 @@ def plan_of(
 ) -> Plan:
     op = spec.operator
     size = op.op.size if isinstance(op, VectorAdjoint) else op.size
-    moved = sum(bytes_of(t) for t in commands.specs if t is not None)
+    moved = sum(t.distinct_bytes for t in commands.specs if t is not None)
     steps = chunk_steps(size)
     return Plan(
         op.name, (sharing.row_count, spec.length, sharing.lanes), f"cpu ({compiler_version()})",
@@ -232,12 +232,6 @@ def plan_of(
         f"{sharing.threads} threads over {sharing.row_count * sharing.splits} units", moved,
         "the same operations on every state: a loop over the states, SIMD over the lanes",
     )  # fmt: skip
-
-
-def bytes_of(t: TensorSpec) -> int:
-    """The bytes of a tensor's distinct elements."""
-    distinct = math.prod(n for n, s in zip(t.shape, t.strides, strict=True) if s != 0)
-    return distinct * t.itemsize
 
 
 # ---- Backward ----

@@ -23,6 +23,7 @@ from ....program.operator import Leaf
 from ....program.operator_names import escaped
 from ....program.program_builder import Program
 from ....program.vectors.vector_operator import part_dtypes, part_spans, parts
+from ...base.layout import scalar_size
 from .declarations import (
     Statement,
     adds_to,
@@ -43,7 +44,6 @@ from .kernel import (
     ForwardKernel,
     GradientAccess,
     chunk_steps,
-    part_size,
 )
 
 Step = Callable[[bool], list[str]]
@@ -141,7 +141,7 @@ class KernelSource:
         spans = part_spans(self.op.state)
         return [
             f"F(s{c}, {TYPES[self.state_kinds[c]]}, {CPP_MEMORY[dtype]}, {self.order[role, k]}, "
-            f"{n * part_size(dtype)}, {int(self.op.state_varies[c])})"
+            f"{n * scalar_size(dtype)}, {int(self.op.state_varies[c])})"
             for k, dtype in zip(leaves, dtypes, strict=True)
             for n, c in enumerate(spans[k])
             if c in self.carry
@@ -268,7 +268,7 @@ class BackwardSource(KernelSource):
             structs[where].append(array(name, kind, a.time, states, True))
             lists[where].append(
                 f"F({name}, {TYPES[kind]}, {CPP_MEMORY[a.dtype]}, {self.order['gradient', k]}, "
-                f"{n * part_size(a.dtype)}, {int(states)}, {int(a.adds)})"
+                f"{n * scalar_size(a.dtype)}, {int(states)}, {int(a.adds)})"
             )
         tiles = self.input_fields() + [
             array(name, kind, a.time, varies(leaf), a.lane)
