@@ -125,9 +125,9 @@ def kalman_filter(
     log_likelihood: [...], log p(y[0], …, y[T−1]) of what was observed; [S, ...] with `offsets`.
 
     Elements are made of the model inside the kernel: constant F, H, Q and R cost no memory per
-    step. Differentiable in everything, so that the log-likelihood can be maximised. Of the
-    gradients of Q, R and covariance, which are symmetric, only G + Gᵀ has a meaning: make them of
-    parameters, as L @ L.mT.
+    step. Differentiable in everything, so that the log-likelihood can be maximised. Q, R and
+    covariance are symmetric: of a gradient G only G + Gᵀ has a meaning, of second derivatives only
+    those along symmetric changes. Make them of parameters, as L @ L.mT.
 
     Numbers: R may be 0 or singular (exact observations, ARMA models) if the noise Q makes what is
     observed uncertain: H P Hᵀ + R is invertible, P being the covariance that n steps of Q make of a
