@@ -115,6 +115,14 @@ def test_flags(name: str, reverse: bool, inclusive: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("states", [33, 260])
+def test_many_states(states: int) -> None:
+    """So many that a program has few lanes: as few as warps, or one."""
+    leaves = leaves_on_gpu("gated", (1, 34, 3, states), torch.float32)
+    check(CASES["gated"], leaves, backend="triton")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("states", [3, 16])
 def test_what_follows_from_leaves_that_are_equal_at_all_steps(states: int) -> None:
     """It has one value for all steps of a group, and is read at each of them."""

@@ -62,20 +62,19 @@ class ForwardText(GroupedText):
         known = [*state, *self.input_names(self.used, "_")]
         names = self.group_values(known, "v", program)
         alike, others = self.split_inputs(self.used)
-        self.load_alike(alike, "start", "any_group")
+        self.load_group(self.used, "start", "any_group")
         self.early_ahead(grouped, names)
         self.load_alike(alike, f"(start + {GROUP})", "any_group")
-        self.load_rows(others, "start", "any_group", "")
         with self.block("for group in range(0, groups):"):
             self.keep_chunk("group", CHUNK // GROUP)
             self(f"low = start + {GROUP} * group")
             self.take_early(grouped, names)
+            self.take_rows(others)
+            self.load_rows(others, f"(low + {GROUP})", "")
             self.early_ahead(grouped, names)
             self.load_alike(alike, f"(low + {2 * GROUP})", "")
             self.fetch_group(self.input_leaves([*alike, *others]), f"(low + {FETCHED})")
             self.group(grouped, names)
-            # After the last use of those before, so that none has to be copied.
-            self.load_rows(others, f"(low + {GROUP})", "", "")
         with self.block(f"for rest in range({GROUP} * groups, tl.maximum(count - start, 0)):"):
             self.keep_chunk("rest", CHUNK)
             self("t = " + self.place("(start + rest)", "count"))
@@ -138,7 +137,7 @@ class ForwardText(GroupedText):
         carry = self.kernel.carry
         x = self.load_inputs(self.used, "t")
         state = self.all_parts(self.carried("s", carry), carry)
-        names = self.compute(self.program(first), [*state, *x], self.op.step_varies, "w")
+        names = self.compute(self.program(first), [*state, *x], self.op.step_varies, "v")
         for (k, n), value in zip(
             self.leaf_parts(self.op.outputs), names[len(carry) :], strict=True
         ):

@@ -104,14 +104,14 @@ class GroupedText(VectorText):
         self.load_alike(alike, low, when)
         self.load_rows(others, low, when)
 
-    def load_rows(self, parts: Sequence[int], low: str, when: str, suffix: str = "n") -> None:
+    def load_rows(self, parts: Sequence[int], low: str, when: str) -> None:
         """The inputs of a group that vary along the states, as `load_group` has it. All are loaded
         at once: a warp has six scoreboards for results that it waits for, so that loads between the
         steps would share theirs with shuffles and exponentials, which would then wait for memory.
         """
         for j in range(GROUP if parts else 0):
             self(f"t = {self.place(self.bounded(f'{low} + {j}'), 'count')}")
-            self.load_inputs(frozenset(parts), "t", f"_{j}{suffix}", when)
+            self.load_inputs(frozenset(parts), "t", f"_{j}n", when)
 
     def load_alike(self, parts: Sequence[int], low: str, when: str) -> None:
         """The inputs of a group that have one value for all states, as `load_group` has it."""
