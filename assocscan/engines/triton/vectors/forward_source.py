@@ -62,30 +62,35 @@ class ForwardText(GroupedText):
         known = [*state, *self.input_names(self.used, "_")]
         names = self.group_values(known, "v", program)
         alike, others = self.split_inputs(self.used)
-        self.load_group(self.used, "start", "any_group")
+        self.load_alike(alike, "start", "any_group")
         self.early_ahead(grouped, names)
         self.load_alike(alike, f"(start + {GROUP})", "any_group")
-        with self.block("for group in range(0, groups):"):
-            self.keep_chunk("group", CHUNK // GROUP)
-            self(f"low = start + {GROUP} * group")
-            self.take_early(grouped, names)
-            self.take_rows(others)
-            self.load_rows(others, f"(low + {GROUP})", "")
-            self.early_ahead(grouped, names)
-            self.load_alike(alike, f"(low + {2 * GROUP})", "")
-            self.fetch_group(self.input_leaves([*alike, *others]), f"(low + {FETCHED})")
-            self.group(grouped, names)
-        with self.block(f"for rest in range({GROUP} * groups, tl.maximum(count - start, 0)):"):
+        self.load_rows(others, "start", "any_group", "")
+        # Two groups in turn, so that the values of the next one need not be copied to the names of
+        # the present one.
+        turns = [(names, ""), (self.ahead(grouped, names), "n")]
+        with self.block("for pair_of_groups in range(0, groups // 2):"):
+            self.keep_chunk("pair_of_groups", CHUNK // GROUP // 2)
+            for n, (present, following) in enumerate((turns, turns[::-1])):
+                self(f"low = start + {GROUP} * (2 * pair_of_groups + {n})")
+                self.load_rows(others, f"(low + {GROUP})", "", following[1])
+                self.early_ahead(grouped, following[0])
+                self.load_alike(alike, f"(low + {2 * GROUP})", "")
+                self.fetch_group(self.input_leaves([*alike, *others]), f"(low + {FETCHED})")
+                self.group(grouped, *present)
+        done = f"{2 * GROUP} * (groups // 2)"
+        with self.block(f"for rest in range({done}, tl.maximum(count - start, 0)):"):
             self.keep_chunk("rest", CHUNK)
             self("t = " + self.place("(start + rest)", "count"))
             self.step(False)
 
-    def group(self, grouped: GroupedProgram, names: list[Value]) -> None:
-        """A group of steps, from `low` on, whose early values are known."""
+    def group(self, grouped: GroupedProgram, names: list[Value], suffix: str) -> None:
+        """A group of steps, from `low` on, whose early values are known. suffix: as `names_at` has
+        it."""
         program, carry, names = grouped.program, self.kernel.carry, list(names)
         steps = []
         for j in range(GROUP):
-            own = self.core(grouped, names, {}, j, "v")
+            own = self.core(grouped, names, {}, j, "v", suffix)
             steps.append(own)
             self(f"t = {self.place(f'(low + {j})', 'count')}")
             for k, n, output in self.outputs():
@@ -137,7 +142,7 @@ class ForwardText(GroupedText):
         carry = self.kernel.carry
         x = self.load_inputs(self.used, "t")
         state = self.all_parts(self.carried("s", carry), carry)
-        names = self.compute(self.program(first), [*state, *x], self.op.step_varies, "v")
+        names = self.compute(self.program(first), [*state, *x], self.op.step_varies, "w")
         for (k, n), value in zip(
             self.leaf_parts(self.op.outputs), names[len(carry) :], strict=True
         ):

@@ -104,14 +104,14 @@ class GroupedText(VectorText):
         self.load_alike(alike, low, when)
         self.load_rows(others, low, when)
 
-    def load_rows(self, parts: Sequence[int], low: str, when: str) -> None:
+    def load_rows(self, parts: Sequence[int], low: str, when: str, suffix: str = "n") -> None:
         """The inputs of a group that vary along the states, as `load_group` has it. All are loaded
         at once: a warp has six scoreboards for results that it waits for, so that loads between the
         steps would share theirs with shuffles and exponentials, which would then wait for memory.
         """
         for j in range(GROUP if parts else 0):
             self(f"t = {self.place(self.bounded(f'{low} + {j}'), 'count')}")
-            self.load_inputs(frozenset(parts), "t", f"_{j}n", when)
+            self.load_inputs(frozenset(parts), "t", f"_{j}{suffix}", when)
 
     def load_alike(self, parts: Sequence[int], low: str, when: str) -> None:
         """The inputs of a group that have one value for all states, as `load_group` has it."""
@@ -138,12 +138,13 @@ class GroupedText(VectorText):
 
     # The values of a group.
 
-    def names_at(self, names: Sequence[Value], j: int) -> list[Value]:
-        """The names of a program's inputs at step j of a group, from those of all steps."""
+    def names_at(self, names: Sequence[Value], j: int, suffix: str) -> list[Value]:
+        """The names of a program's inputs at step j of a group, from those of all steps. suffix: of
+        the inputs that vary along the states."""
         found = list(names)
         for c in self.varying(frozenset(range(len(self.op.step_inputs)))):
             if self.op.step_varies[c]:
-                found[c] = self.of_states(f"x{c}_{j}")
+                found[c] = self.of_states(f"x{c}_{j}{suffix}")
         return found
 
     def group_values(self, known: Sequence[Value], prefix: str, program: Program) -> list[Value]:
@@ -157,35 +158,33 @@ class GroupedText(VectorText):
     # A group's early values can be computed while the group before it is under way: none of them
     # waits for the carry, and each takes long.
 
-    def early_ahead(self, grouped: GroupedProgram, names: Sequence[Value]) -> None:
-        """The early values of the next group, from its inputs, under names with e at the end."""
+    def ahead(self, grouped: GroupedProgram, names: Sequence[Value]) -> list[Value]:
+        """Other names for the early values of a group, and for its inputs."""
         inputs = len(grouped.program.inputs)
         varying = self.varying(frozenset(range(inputs)))
-        ahead = [
-            (f"x{v}_n",) if v in varying else value if v < inputs else (f"{value[0]}e",)
+        return [
+            (f"{value[0]}e",) if v >= inputs or v in varying else value
             for v, value in enumerate(names)
         ]
-        self.define_all(grouped, (EARLY, CONSTANT), ahead)
+
+    def early_ahead(self, grouped: GroupedProgram, names: Sequence[Value]) -> None:
+        """The early values of the next group under these names, from its inputs."""
+        varying = self.varying(frozenset(range(len(grouped.program.inputs))))
+        found = [(f"x{v}_n",) if v in varying else value for v, value in enumerate(names)]
+        self.define_all(grouped, (EARLY, CONSTANT), found)
         for v in grouped.ready:
             if v in varying:
-                self(f"x{v}_e = x{v}_n")
-
-    def take_early(self, grouped: GroupedProgram, names: Sequence[Value]) -> None:
-        """Give a group the early values that were computed ahead for it."""
-        varying = self.varying(frozenset(range(len(grouped.program.inputs))))
-        for v in grouped.ready:
-            if v in varying or v >= len(grouped.program.inputs):
-                self(f"{names[v][0]} = {names[v][0]}e")
-        self.define_all(grouped, (CONSTANT,), names)
+                self(f"{names[v][0]} = x{v}_n")
 
     def core(
         self, grouped: GroupedProgram, names: Sequence[Value], own: Mapping[int, Value], j: int,
-        prefix: str,
+        prefix: str, suffix: str = "",
     ) -> list[Value]:  # fmt: skip
         """The values of step j under names of their own, which are returned. own: names of inputs
-        that are known at this step only. Of `summed_together`, the sums of each thread."""
+        that are known at this step only. suffix: as `names_at` has it. Of `summed_together`, the
+        sums of each thread."""
         program, inputs = grouped.program, len(grouped.program.inputs)
-        found = self.names_at(names, j)
+        found = self.names_at(names, j, suffix)
         for v, name in own.items():
             found[v] = name
         for v in grouped.picked:
