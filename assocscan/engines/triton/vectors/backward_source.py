@@ -9,15 +9,16 @@ The groups have GROUP steps, what is left over at the end of the axis is taken s
 kept carries are a few KB for each program, which the caches hold. Barriers separate their writes
 from their reads, since a thread may read what another one wrote.
 
-Gradients of leaves that vary along the axis are stored step by step; those of others are summed in
-registers. Where a leaf does not vary along the lanes, its gradient is summed over the lanes of the
-program. What several programs add up is summed over the programs afterwards (`prepare`), in a fixed
-order.
+Gradients of leaves that vary along the axis are stored: those with states step by step, others
+group by group. Gradients of other leaves are summed in registers. Where a leaf does not vary along
+the lanes, its gradient is summed over the lanes of the program (`lane_sums`). What several programs
+add up is summed over the programs afterwards, in a fixed order (`base/vectors/prepare.add_sum`).
 
-Names in the text, besides those of `text` and `grouped_text`: m0, … the cotangent of the carry;
-d0, … the sums of gradients, numbered as the parts of `gradient_leaves`, f0, … those of them that
-have one for each step of a group; p…, r… the values of a group and of its steps, forwards and
-backwards.
+Names in the text, besides those of `text` and `grouped_text`: t0, … the places of a group's steps;
+g0, … the cotangents of the outputs; m0, … the cotangent of the carry; d0, … the sums of gradients,
+numbered as the parts of `gradient_leaves`, f0, … those of them that have one for each step of a
+group; p…, r… the values of a group and of its steps, forwards and backwards; ps…, rs… those of a
+step that is taken alone.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ...base.vectors.kernel import CHUNK, BackwardKernel
 from .grouped_steps import GROUP, group_program
 from .lane_sums import LaneSumText
 from .memory import Value
-from .text import UNREAD, one
+from .text import UNREAD, of_state
 from .tile import KEPT_CARRIES
 
 
@@ -76,7 +77,7 @@ class BackwardText(LaneSumText):
         self.find_flat(self.flat_leaves())
         with self.block("for j in range(0, chunks):"):
             self.chunk()
-        for d in self.summed_alike:
+        for d in self.summed_uniform:
             self(f"d{d} = d{d} + tl.sum(f{d}, 1, keep_dims=True)")
         if kernel.first:
             with self.block("if count > 0:"):
@@ -110,7 +111,7 @@ class BackwardText(LaneSumText):
         step = backward_step(self.adjoint, False)
         after = step.recomputed.select(range(len(carry)))
         self("chunk = chunks - 1 - j")
-        self.kept(self.chunk_place("chunk", self.saved), self.saved, carry)
+        self.load_carry(self.chunk_place("chunk", self.saved), self.saved, carry)
         self(f"""
             begin_chunk = start + chunk * {chunk}
             size = tl.minimum(count - begin_chunk, {chunk})
@@ -119,28 +120,28 @@ class BackwardText(LaneSumText):
             tail = begin_chunk + groups_here * {GROUP}
             any_group = origin + groups_here > 0
         """)
-        self("tl.debug_barrier()")  # the reads of the chunk after this one have ended
+        self("tl.debug_barrier()")  # what the chunk before wrote has been read, carries and sums
         self.load_group(after.used_inputs, "begin_chunk", "any_group")
         with self.block("for g in range(0, groups_here):"):
-            self.keep(self.scratch("g"), carry, self.carried("s", carry))
+            self.store_carry(self.scratch("g"), carry, self.carried("s", carry))
             self.take_loaded(after.used_inputs)
             self.load_group(after.used_inputs, f"(begin_chunk + {GROUP} * (g + 1))", "")
             self.advance_group(after)
         with self.block("for i in range(0, left_over):"):
-            self.keep(self.scratch(f"{chunk // GROUP} + i"), carry, self.carried("s", carry))
+            self.store_carry(self.scratch(f"{chunk // GROUP} + i"), carry, self.carried("s", carry))
             self.advance(step, "tail + i")
         self("tl.debug_barrier()")
         with self.block("for i in range(0, left_over):"):
             self("last = left_over - 1 - i")
-            self.kept(self.scratch(f"{chunk // GROUP} + last"), carry, carry)
+            self.load_carry(self.scratch(f"{chunk // GROUP} + last"), carry, carry)
             self.pull(step, self.recompute(step, self.carried("s", carry), "(tail + last)"))
-        self.load_alike_of(step, f"(tail - {GROUP})", "any_group")
+        self.load_uniform_of(step, f"(tail - {GROUP})", "any_group")
         with self.block("for i in range(0, groups_here):"):
             self("g = groups_here - 1 - i")
             self(f"low = begin_chunk + g * {GROUP}")
-            self.kept(self.scratch("g"), carry, carry)
-            self.take_alike(self.alike_names(step))
-            self.load_alike_of(step, f"(low - {GROUP})", "")
+            self.load_carry(self.scratch("g"), carry, carry)
+            self.take_uniform(self.uniform_names(step))
+            self.load_uniform_of(step, f"(low - {GROUP})", "")
             self.fetch_group(self.leaves_of(step), f"(low - {CHUNK})")
             self.group(step)
         if self.summed:
@@ -176,7 +177,7 @@ class BackwardText(LaneSumText):
         return found
 
     @property
-    def summed_alike(self) -> list[int]:
+    def summed_uniform(self) -> list[int]:
         """The gradients that are summed along the axis and have one value for all states."""
         ports = [self.kernel.port["gradient", k] for k, _ in self.gradients]
         return [d for d, p in enumerate(ports) if not (p.varies_in_time or p.state)]
@@ -195,25 +196,25 @@ class BackwardText(LaneSumText):
         cotangents = [("cotangent", k) for g, k, _, _ in self.cotangent_parts() if base + g in used]
         return [*self.input_leaves(self.varying(self.used)), *cotangents]
 
-    def alike_names(self, step: BackwardStep) -> list[str]:
-        """The names of what `load_alike_of` loads."""
+    def uniform_names(self, step: BackwardStep) -> list[str]:
+        """The names of what `load_uniform_of` loads."""
         found = [f"x{c}_" for c in self.split_inputs(self.used)[0]]
-        return found + [f"g{g}_" for g in self.alike_cotangents(step)]
+        return found + [f"g{g}_" for g in self.uniform_cotangents(step)]
 
-    def alike_cotangents(self, step: BackwardStep) -> list[int]:
+    def uniform_cotangents(self, step: BackwardStep) -> list[int]:
         base = len(self.op.step_inputs) + len(self.carry)
         return [
             g for g, k, _, _ in self.cotangent_parts()
             if base + g in step.pulled.used_inputs and not self.kernel.port["cotangent", k].state
         ]  # fmt: skip
 
-    def load_alike_of(self, step: BackwardStep, low: str, when: str) -> None:
+    def load_uniform_of(self, step: BackwardStep, low: str, when: str) -> None:
         """The inputs and cotangents of the group from `low` on that have one value for all
         states. when: as `load_group` has it."""
-        self.load_alike(self.split_inputs(self.used)[0], low, when)
-        alike = self.alike_cotangents(step)
+        self.load_uniform(self.split_inputs(self.used)[0], low, when)
+        uniform = self.uniform_cotangents(step)
         for g, k, n, kind in self.cotangent_parts():
-            if g in alike:
+            if g in uniform:
                 self(f"g{g}_n = {self.load_flat('cotangent', k, n, kind, when)}")
 
     def advance_group(self, program: Program) -> None:
@@ -263,8 +264,8 @@ class BackwardText(LaneSumText):
         for v, name in self.hand(forward, values, "pc").items():
             names[v] = name
         self.late(forward, names)
-        alike_kept = [names[v] for v in program.outputs[count:]]
-        self.pull_group(step, steps, inputs, alike_kept)
+        uniform_kept = [names[v] for v in program.outputs[count:]]
+        self.pull_group(step, steps, inputs, uniform_kept)
 
     def pull_group(
         self, step: BackwardStep, steps: Sequence[list[Value]], inputs: Sequence[Value],
@@ -317,7 +318,9 @@ class BackwardText(LaneSumText):
                 else:
                     targets = self.of_states(f"sum{d}_{j}")
                     for i, target in enumerate(targets):
-                        self(f"{target} = {self.of_present(one(value, i), k, self.shape(True))}")
+                        self(
+                            f"{target} = {self.of_present(of_state(value, i), k, self.shape(True))}"
+                        )
                     sums.setdefault((k, n), []).insert(0, targets)  # the steps upwards
             self.set_carry("m", self.carry, [found[v] for v in program.outputs[:count]])
         for v, name in self.hand(grouped, values, "rc").items():
@@ -330,13 +333,15 @@ class BackwardText(LaneSumText):
             port = ports[d]
             if port.state:
                 continue
-            (alike,) = names[program.outputs[count + d]]
+            (uniform,) = names[program.outputs[count + d]]
             if not port.varies_in_time:
-                self(f"f{d} = f{d} + {alike}")
+                self(f"f{d} = f{d} + {uniform}")
             elif port.lane:
-                self.store_flat("gradient", k, n, alike)
+                self.store_flat("gradient", k, n, uniform)
             else:
-                total = f"tl.sum({self.of_present(alike, k, self.group_shape)}, 0, keep_dims=True)"
+                total = (
+                    f"tl.sum({self.of_present(uniform, k, self.group_shape)}, 0, keep_dims=True)"
+                )
                 self(f"places = {self.place('(low + step)', 'count')}")
                 at, memory = self.at("gradient", k, n, "places"), TRITON_MEMORY[port.dtype]
                 self(f"tl.store({at}, {total}.to({memory}))")
@@ -344,7 +349,7 @@ class BackwardText(LaneSumText):
     def add(self, targets: Value, value: Value) -> None:
         """Add a value to sums."""
         for i, target in enumerate(targets):
-            self(f"{target} = {target} + {one(value, i)}")
+            self(f"{target} = {target} + {of_state(value, i)}")
 
     def first_step(self) -> None:
         """The backward pass through a step that made its element the carry."""

@@ -40,11 +40,13 @@ class Exchange:
             self.emit(f"{self.name}_partner{bit} = {self.name}_number ^ {distance}")
 
     def sums(self, values: Sequence[str], name: str) -> list[str]:
-        """The names of the sums that each thread has: of number t those from t·n / count on, of n
-        values in all, a power of two. Where n is less than count, the one of number t % n."""
+        """The names of the sums that each thread has in the end. Of n values, a power of two,
+        thread t has the sums from number t·n / count up to that of the next thread; where n is less
+        than count, the sum of number t % n."""
         halvings = min(self.rounds, len(values).bit_length() - 1)
         rest = len(values) >> halvings
-        # Round 0 divides the list in halves, between threads that differ in the lowest bit.
+        # Round r divides the list in halves by bit r of a thread's number. So the list is in the
+        # order of reversed bits, and thread t ends with its own block of `rest` values.
         found = [
             values[reversed_bits(position // rest, halvings) * rest + position % rest]
             for position in range(len(values))

@@ -3,7 +3,7 @@
     find the lanes, their bounds and the carry that enters
     step by step:  load → lift → combine → lower → store
 
-The carry stays in registers, and the inputs of the next group of steps are under way to others.
+The carry stays in registers, and the inputs of the next group of steps are loaded into others.
 Where a backward pass will follow, the carry before each chunk of steps is stored, too.
 """
 
@@ -61,11 +61,11 @@ class ForwardText(GroupedText):
         state = self.all_parts(self.carried("s", self.kernel.carry), self.kernel.carry)
         known = [*state, *self.input_names(self.used, "_")]
         names = self.group_values(known, "v", program)
-        alike, others = self.split_inputs(self.used)
-        self.load_alike(alike, "start", "any_group")
+        uniform, others = self.split_inputs(self.used)
+        self.load_uniform(uniform, "start", "any_group")
         self.early_ahead(grouped, names)
-        self.load_alike(alike, f"(start + {GROUP})", "any_group")
-        self.load_rows(others, "start", "any_group", "")
+        self.load_uniform(uniform, f"(start + {GROUP})", "any_group")
+        self.load_with_states(others, "start", "any_group", "")
         # Two groups in turn, so that the values of the next one need not be copied to the names of
         # the present one.
         turns = [(names, ""), (self.ahead(grouped, names), "n")]
@@ -73,10 +73,10 @@ class ForwardText(GroupedText):
             self.keep_chunk("pair_of_groups", CHUNK // GROUP // 2)
             for n, (present, following) in enumerate((turns, turns[::-1])):
                 self(f"low = start + {GROUP} * (2 * pair_of_groups + {n})")
-                self.load_rows(others, f"(low + {GROUP})", "", following[1])
+                self.load_with_states(others, f"(low + {GROUP})", "", following[1])
                 self.early_ahead(grouped, following[0])
-                self.load_alike(alike, f"(low + {2 * GROUP})", "")
-                self.fetch_group(self.input_leaves([*alike, *others]), f"(low + {FETCHED})")
+                self.load_uniform(uniform, f"(low + {2 * GROUP})", "")
+                self.fetch_group(self.input_leaves([*uniform, *others]), f"(low + {FETCHED})")
                 self.group(grouped, *present)
         done = f"{2 * GROUP} * (groups // 2)"
         with self.block(f"for rest in range({done}, tl.maximum(count - start, 0)):"):
@@ -118,7 +118,7 @@ class ForwardText(GroupedText):
             return
         with self.block(f"if {number} % {size} == 0:"):
             place = self.chunk_place(f"({number} // {size})", self.kernel.carry)
-            self.keep(place, self.kernel.carry, self.carried("s", self.kernel.carry))
+            self.store_carry(place, self.kernel.carry, self.carried("s", self.kernel.carry))
 
     def enter(self) -> None:
         """The carry before the first step: from init, or the identity."""

@@ -39,7 +39,7 @@ class GroupedProgram:
     by_step: frozenset[int]
 
     @property
-    def picked(self) -> list[int]:
+    def early_by_step(self) -> list[int]:
         """The early values that are wanted step by step."""
         values = [self.program.outputs[n] for n in self.by_step]
         return self.crossing(EARLY, CORE, values)
@@ -54,13 +54,13 @@ class GroupedProgram:
         return v not in outputs and all(self.varies[k] for k in users)
 
     @property
-    def ready(self) -> list[int]:
+    def early_needed(self) -> list[int]:
         """The early values that others follow from, or that are outputs."""
         late = self.crossing(EARLY, LATE, self.program.outputs)
         return sorted({*self.crossing(EARLY, CORE, ()), *late})
 
     @property
-    def handed(self) -> list[int]:
+    def core_for_group(self) -> list[int]:
         """The core values that are wanted of all steps at once."""
         outputs = enumerate(self.program.outputs)
         return self.crossing(CORE, LATE, [v for n, v in outputs if n not in self.by_step])

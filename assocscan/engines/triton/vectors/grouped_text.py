@@ -2,8 +2,8 @@
 states of a lane is computed for all steps of a group at once.
 
 Names in the text, besides those of `text`: x0_ the input part 0 of all steps of a group, x0_1 of
-its step 1, each with n at the end for those of the next group; `step`, `flat_step` the numbers of
-the steps; `times` their places.
+its step 1; with n at the end those that are loaded ahead, with e early values that are computed
+ahead; `step`, `flat_step` the numbers of the steps; `times` their places.
 """
 
 from __future__ import annotations
@@ -82,15 +82,15 @@ class GroupedText(VectorText):
 
     def take_loaded(self, used: frozenset[int]) -> None:
         """Give the inputs of a group what was loaded ahead for it."""
-        alike, others = self.split_inputs(used)
-        self.take_alike([f"x{c}_" for c in alike])
-        self.take_rows(others)
+        uniform, others = self.split_inputs(used)
+        self.take_uniform([f"x{c}_" for c in uniform])
+        self.take_with_states(others)
 
-    def take_alike(self, names: Sequence[str]) -> None:
+    def take_uniform(self, names: Sequence[str]) -> None:
         """Give these values of all steps of a group what was loaded ahead for them."""
         self.assign([tuple(names)], [tuple(f"{name}n" for name in names)])
 
-    def take_rows(self, parts: Sequence[int]) -> None:
+    def take_with_states(self, parts: Sequence[int]) -> None:
         """`take_loaded` of the inputs that vary along the states."""
         names = [f"x{c}_{j}" for c in parts for j in range(GROUP)]
         self.assign(
@@ -100,11 +100,13 @@ class GroupedText(VectorText):
     def load_group(self, used: frozenset[int], low: str, when: str) -> None:
         """The inputs of the group of steps from `low` on; past the last step, its own once more.
         when: a condition, [1, 1]; empty where there are steps."""
-        alike, others = self.split_inputs(used)
-        self.load_alike(alike, low, when)
-        self.load_rows(others, low, when)
+        uniform, others = self.split_inputs(used)
+        self.load_uniform(uniform, low, when)
+        self.load_with_states(others, low, when)
 
-    def load_rows(self, parts: Sequence[int], low: str, when: str, suffix: str = "n") -> None:
+    def load_with_states(
+        self, parts: Sequence[int], low: str, when: str, suffix: str = "n"
+    ) -> None:
         """The inputs of a group that vary along the states, as `load_group` has it. All are loaded
         at once: a warp has six scoreboards for results that it waits for, so that loads between the
         steps would share theirs with shuffles and exponentials, which would then wait for memory.
@@ -113,7 +115,7 @@ class GroupedText(VectorText):
             self(f"t = {self.place(self.bounded(f'{low} + {j}'), 'count')}")
             self.load_inputs(frozenset(parts), "t", f"_{j}{suffix}", when)
 
-    def load_alike(self, parts: Sequence[int], low: str, when: str) -> None:
+    def load_uniform(self, parts: Sequence[int], low: str, when: str) -> None:
         """The inputs of a group that have one value for all states, as `load_group` has it."""
         places = dict(enumerate(self.leaf_parts(self.op.inputs), self.width))
         self(f"times = {self.place(self.bounded(f'{low} + flat_step'), 'count')}")
@@ -123,15 +125,19 @@ class GroupedText(VectorText):
 
     def fetch_group(self, leaves: Iterable[tuple[str, int]], low: str) -> None:
         """Ask for the steps of a group from `low` on, which will be read some groups later. The
-        states of a step are adjacent, so that one thread asks for all of them: of leaves with a
-        lane each thread of it for another step, of leaves without lanes each lane."""
-        for kind in ("flat", "lane", "thread"):
-            self(f"{kind}_times = {self.place(self.bounded(f'{low} + {kind}_step'), 'count')}")
-        for role, k in dict.fromkeys(leaves):
-            port = self.kernel.port[role, k]
-            kind = "flat" if not port.state else "thread" if port.lane else "lane"
-            of = "at" if port.state else "flat"
-            self(f"scalar.fetch({self.at(role, k, 0, f'{kind}_times', of)})")
+        states of a step are adjacent, so that one of a lane's threads asks for all of them. Each
+        asks for another step; of leaves without lanes each lane does."""
+        leaves = dict.fromkeys(leaves)
+        sizes = {"flat": GROUP, "lane": self.tile.lanes, "thread": self.tile.threads}
+        for kind, size in sizes.items():
+            for first in range(0, GROUP, size):
+                step = self.bounded(f"{low} + {kind}_step + {first}")
+                self(f"{kind}{first}_times = {self.place(step, 'count')}")
+                for role, k in leaves:
+                    port = self.kernel.port[role, k]
+                    if kind == ("flat" if not port.state else "thread" if port.lane else "lane"):
+                        of = "at" if port.state else "flat"
+                        self(f"scalar.fetch({self.at(role, k, 0, f'{kind}{first}_times', of)})")
 
     def bounded(self, step: str) -> str:
         return f"tl.maximum(tl.minimum({step}, count - 1), 0)"
@@ -172,7 +178,7 @@ class GroupedText(VectorText):
         varying = self.varying(frozenset(range(len(grouped.program.inputs))))
         found = [(f"x{v}_n",) if v in varying else value for v, value in enumerate(names)]
         self.define_all(grouped, (EARLY, CONSTANT), found)
-        for v in grouped.ready:
+        for v in grouped.early_needed:
             if v in varying:
                 self(f"{names[v][0]} = x{v}_n")
 
@@ -187,17 +193,17 @@ class GroupedText(VectorText):
         found = self.names_at(names, j, suffix)
         for v, name in own.items():
             found[v] = name
-        for v in grouped.picked:
+        for v in grouped.early_by_step:
             if found[v] == names[v] and v not in self.steady:
                 (early,) = names[v]  # one value for all states
                 found[v] = (f"{prefix}{j}_o{v}",)
                 one = picked(early, f"step == {j}", 1, program.dtypes[v])
                 if self.tile.threads == GROUP and grouped.meets_states(v):
-                    # Constants and sums of constants are [lanes, 1].
+                    # What follows from leaves that are equal at all steps alone is [lanes, 1].
                     whole = f"tl.broadcast_to({early}, {self.group_shape})"
                     one = f"tl.gather({whole}, tl.full({self.shape(True)}, {j}, tl.int32), 1)"
                 self(f"{found[v][0]} = {one}")
-        for v in grouped.handed:
+        for v in grouped.core_for_group:
             if v < inputs:  # a carry, whose name the next step gives to another value
                 self(f"{prefix}{j}_h{v} = {found[v][0]}")
                 found[v] = (f"{prefix}{j}_h{v}",)
@@ -225,7 +231,7 @@ class GroupedText(VectorText):
         core = [i for k, i in enumerate(program.instructions, first) if grouped.kinds[k] == CORE]
         by_step = {program.outputs[n] for n in grouped.by_step}.union(*(i.args for i in core))
         return [
-            v for v in grouped.handed
+            v for v in grouped.core_for_group
             if v >= first and program.instructions[v - first].op == "sum_states"
             and program.dtypes[v] in FLOATS and v not in by_step
         ]  # fmt: skip
@@ -237,7 +243,7 @@ class GroupedText(VectorText):
         names of the values of each step."""
         found: dict[int, Value] = {}
         together = self.summed_together(grouped)
-        for v in grouped.handed:
+        for v in grouped.core_for_group:
             target = f"{prefix}{v}"
             if v in together:
                 (target,) = self.threads_of_lane.sums([step[v][0] for step in steps], target)

@@ -43,7 +43,7 @@ class LaneSumText(GroupedText):
 
     @cached_property
     def lanes_of_warp(self) -> Exchange:
-        """A warp has whole lanes, whose threads are side by side."""
+        """The lanes are shared evenly by the warps; threads of a lane are side by side."""
         lanes, threads = self.tile.lanes // self.tile.warps, self.tile.threads
         shape = f"[{self.tile.warps}, {lanes * threads}]"
         return Exchange(self, "lane", shape, lanes, threads)
@@ -61,8 +61,8 @@ class LaneSumText(GroupedText):
         first = 0
         while first < len(self.summed):
             kinds = [self.op.inputs[k].scalar for k, _ in self.summed[first:]]
-            alike = next((n for n, kind in enumerate(kinds) if kind != kinds[0]), len(kinds))
-            count = 1 << (alike.bit_length() - 1)
+            same = next((n for n, kind in enumerate(kinds) if kind != kinds[0]), len(kinds))
+            count = 1 << (same.bit_length() - 1)
             yield first, self.summed[first : first + count]
             first += count
 
@@ -81,7 +81,7 @@ class LaneSumText(GroupedText):
             if count > 1:
                 text = f"tl.reshape({text}, [{self.pairs}, {count}])"
             place, mask = f"pair * {count}", ""
-            if len(values) < exchange.count:  # lanes beyond have the same sums once more
+            if len(values) < exchange.count:  # lane t has sum t % n: only the first n lanes store
                 lane = f"pair // {threads}"
                 mask = f", mask={lane} % {exchange.count} < {len(values)}"
                 place = f"{lane} // {exchange.count} * {len(values) * threads}"
@@ -94,8 +94,8 @@ class LaneSumText(GroupedText):
         return parts * int(self.tile.warps) * GROUP * int(self.tile.states)
 
     def partials(self, first: int) -> str:
-        """Where the sums are kept of the parts from number `first` of `summed` on: by groups, by
-        warps, and by threads, of each what `Exchange.sums` leaves it."""
+        """Where the sums are kept of the parts from number `first` of `summed` on: by group, by
+        warp, by lane, by thread, and then in the order in which `Exchange.sums` leaves them."""
         groups = CHUNK // GROUP
         begin = f"tl.cast(tl.program_id(0), {self.index})"
         size = groups * self.group_size(len(self.summed))
@@ -104,7 +104,7 @@ class LaneSumText(GroupedText):
     def add_sums(self) -> None:
         """Add up what the warps kept for the groups of a chunk."""
         tile = self.tile
-        self("tl.debug_barrier()")
+        self("tl.debug_barrier()")  # all warps have written their sums
         self(f"""
             row_step = tl.arange(0, {CHUNK})[:, None] + origin
             row_state = tl.arange(0, {tile.states})[None, :] + origin

@@ -33,8 +33,8 @@ class MemoryText(Emitter):
 
     def find_chains(self) -> None:
         """The lanes, the states, and the indices of the other dimensions of this program. Lanes
-        that do not exist compute what the last lane does, and are not stored; `slot` is the number
-        that a lane would have."""
+        that do not exist read the last lane's leaves, and their results are not stored. `slot` is
+        the number that each of them would have: saved carries have room for all."""
         self.find_program()
         self(f"""
             blocks = tl.cdiv(lanes, {self.tile.lanes})
@@ -61,7 +61,7 @@ class MemoryText(Emitter):
         if self.padded:
             self(f"state = tl.arange(0, {self.tile.threads})[None, :] * {self.tile.items} + origin")
             for i in range(self.tile.items):
-                self(f"known{i} = state + {i} < {self.op.size}")
+                self(f"exists{i} = state + {i} < {self.op.size}")
         self.split_outer()
         if self.kernel.packed:
             self.load_offsets("begin", "end")

@@ -25,7 +25,7 @@ UNREAD: Value = ("unread",)
 LOG2E = math.log2(math.e)
 
 
-def one(value: Value, i: int) -> str:
+def of_state(value: Value, i: int) -> str:
     """The tensor of a value for state i of each thread."""
     return value[i] if len(value) > 1 else value[0]
 
@@ -103,17 +103,17 @@ class VectorText(MemoryText):
         return [names[v] for v in program.outputs]
 
     def define(self, names: Sequence[Value], k: int, program: Program, fast: bool) -> None:
-        """The value of instruction k. names: of all values of the program. fast: whether an
-        exponential may be as the CUDA engine computes it (`power`)."""
+        """The value of instruction k. names: of all values of the program. fast: whether it varies
+        along the states: then exponentials are as the CUDA engine's (`power_factors`)."""
         instruction, target = program.instructions[k], names[len(program.inputs) + k]
         if instruction.op in REDUCTIONS:
             value = names[instruction.args[0]]
             self(f"{target[0]} = {self.reduced(instruction.op, instruction.dtype, value)}")
             return
         power = fast and instruction.op == "exp" and instruction.dtype == "f32"
-        factors = self.power(instruction.args[0], program) if power else ()
+        factors = self.power_factors(instruction.args[0], program) if power else ()
         for i, name in enumerate(target):
-            own = {v: one(names[v], i) for v in (*instruction.args, *factors)}
+            own = {v: of_state(names[v], i) for v in (*instruction.args, *factors)}
             if power:
                 *other, last = (own[v] for v in factors)
                 text = " * ".join([*other, f"({last} * {LOG2E})"])
@@ -126,7 +126,7 @@ class VectorText(MemoryText):
                 text = TRITON.expression(instruction, own, program.dtypes)  # type: ignore[arg-type]
                 self(f"{name} = {text}")
 
-    def power(self, v: int, program: Program) -> tuple[int, ...]:
+    def power_factors(self, v: int, program: Program) -> tuple[int, ...]:
         """The factors of value v, which is the power of e that is wanted: it is computed as a power
         of two, as by the CUDA engine (`cuda/vectors/scope.py`). Where v = x·y and y is equal at all
         steps, y·log2(e) is computed once for all of them."""
@@ -151,7 +151,9 @@ class VectorText(MemoryText):
             whole = self.sum_of_thread(kind, value)
             return f"tl.sum({whole}, 1, keep_dims=True).to({dtype})"
         least, most = (-math.inf, math.inf) if kind in FLOATS else integer_range(kind)
-        known = self.known(value, TRITON.literal(least if op == "max_states" else most, kind))
+        known = self.with_padding(
+            value, TRITON.literal(least if op == "max_states" else most, kind)
+        )
         name = "max" if op == "max_states" else "min"
         if kind in FLOATS:  # Triton's own loses NaN
             whole = self.folded(f"scalar.{name}imum({{0}}, {{1}})", known)
@@ -161,13 +163,13 @@ class VectorText(MemoryText):
 
     def sum_of_thread(self, kind: str, value: Value) -> str:
         """The sum over the states of each thread."""
-        return self.folded("({0} + {1})", self.known(value, TRITON.literal(0, kind)))
+        return self.folded("({0} + {1})", self.with_padding(value, TRITON.literal(0, kind)))
 
-    def known(self, value: Value, otherwise: str) -> list[str]:
+    def with_padding(self, value: Value, otherwise: str) -> list[str]:
         """A value with another one for states that do not exist."""
         if not self.padded:
             return list(value)
-        return [f"tl.where(known{i}, {name}, {otherwise})" for i, name in enumerate(value)]
+        return [f"tl.where(exists{i}, {name}, {otherwise})" for i, name in enumerate(value)]
 
     def folded(self, pattern: str, values: Sequence[str]) -> str:
         """Values combined in pairs, and the results again."""
@@ -195,11 +197,11 @@ class VectorText(MemoryText):
     def shaped(self, targets: Sequence[str], value: Value, varies: bool) -> None:
         """A value under other names, in the shape of one that varies along the states or not."""
         for i, target in enumerate(targets):
-            self(f"{target} = tl.broadcast_to({one(value, i)}, {self.shape(varies)})")
+            self(f"{target} = tl.broadcast_to({of_state(value, i)}, {self.shape(varies)})")
 
     # Carries that are kept in memory.
 
-    def keep(self, place: str, parts_kept: Sequence[int], names: Sequence[Value]) -> None:
+    def store_carry(self, place: str, parts_kept: Sequence[int], names: Sequence[Value]) -> None:
         """Store the parts of a carry, as bits, from `place` on."""
         for address, c, value in zip(
             self.kept_addresses(place, parts_kept), parts_kept, names, strict=True
@@ -210,7 +212,7 @@ class VectorText(MemoryText):
             else:
                 self(f"tl.store({address}, {bits[0]})")
 
-    def kept(self, place: str, parts_kept: Sequence[int], wanted: Sequence[int]) -> None:
+    def load_carry(self, place: str, parts_kept: Sequence[int], wanted: Sequence[int]) -> None:
         """Load the wanted parts of a carry to s0, s1, …"""
         for address, c in zip(self.kept_addresses(place, parts_kept), parts_kept, strict=True):
             if c not in wanted:

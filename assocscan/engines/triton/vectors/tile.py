@@ -20,7 +20,8 @@ KEPT_CARRIES = CHUNK // GROUP + GROUP - 1
 
 @dataclass(frozen=True)
 class VectorTile:
-    """states: of a lane, `items` of which a thread has; powers of two. warps: of a program.
+    """states: of a lane, `items` of which a thread has; powers of two. warps: of a program. Where
+    there are more threads than the warps have, the hardware's have several of them.
     full: whether all programs have `lanes` lanes, so that nothing is masked for them."""
 
     lanes: int
@@ -36,7 +37,8 @@ class VectorTile:
 
 
 def choose_tile(size: int, backward: bool) -> VectorTile:
-    """For N states. In backward passes a warp has whole lanes, over which it sums gradients."""
+    """For N states. Backward passes have at most a warp for each lane: warps share the lanes
+    evenly, and each sums gradients over its own."""
     states = 1 << (size - 1).bit_length()
     items = max(1, min(ITEMS, states // GROUP))
     lanes = max(1, min(MAX_LANES, 32 * WARPS * items // states))
