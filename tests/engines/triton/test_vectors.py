@@ -40,8 +40,8 @@ from assocscan.runtime.backends import availability
 from assocscan.runtime.native import runner
 
 # More than a chunk, and less; steps left over after whole groups, and none; a number of states that
-# is padded; more lanes than a block, and less.
-SHAPES = [(1, 1, 1, 2), (2, 33, 5, 3), (1, 70, 37, 16), (1, 65, 9, 5)]
+# is padded; more lanes than a block, less, and as many.
+SHAPES = [(1, 1, 1, 2), (2, 33, 5, 3), (1, 70, 37, 16), (1, 65, 9, 5), (1, 38, 32, 8)]
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +84,7 @@ def test_the_shapes_cross_the_edges_of_tiles() -> None:
     assert any(t > CHUNK for t in steps) and any(t < CHUNK for t in steps)
     assert {t % tile.GROUP == 0 for t in steps} == {True, False}
     assert any(c > lanes for *_, c, _ in SHAPES) and any(c < lanes for *_, c, _ in SHAPES)
+    assert any(c % tile.choose_tile(n).lanes == 0 for *_, c, n in SHAPES)
     assert any(n != tile.choose_tile(n).states for *_, n in SHAPES)
 
 
@@ -111,6 +112,14 @@ def test_flags(name: str, reverse: bool, inclusive: bool) -> None:
     sizes = [5 if name == "selective" or k == 1 else 1 for k in range(2)]
     init = tuple(torch.rand(2, 3, n, device=GPU) for n in sizes)
     check(CASES[name], leaves, **options, init=init)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("states", [33, 260])
+def test_many_states(states: int) -> None:
+    """So many that a program has few lanes: as few as warps, or one."""
+    leaves = leaves_on_gpu("gated", (1, 34, 3, states), torch.float32)
+    check(CASES["gated"], leaves, backend="triton")
 
 
 @pytest.mark.slow
