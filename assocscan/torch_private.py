@@ -10,7 +10,8 @@ Checked on torch 2.11, 2.13 and 2.15.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import CellType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -241,7 +242,9 @@ def dynamo_graph() -> torch.fx.Graph | None:
 
 def guard_in_dynamo(holds: Callable[[], bool], words: str) -> None:
     """Make Dynamo ask this before each call of what it compiles now, and compile anew where it does
-    not hold; `words` say what changed, in its log."""
+    not hold; `words` say what changed, in its log. Nothing where Dynamo reads no function."""
+    if torch._guards.TracingContext.try_get() is None:
+        return
     from torch._dynamo.guards import install_guard
     from torch._dynamo.source import GlobalStateSource
 
@@ -267,7 +270,19 @@ def changed_under_dynamo() -> list[Any]:
         if variable is not None
         and not isinstance(variable.mutation_type, (AttributeMutationNew, ValueMutationNew))
         and effects.is_modified(variable)
+        and not is_given_what_it_has(thing, effects.store_attr_mutations.get(variable, {}))
     ]
+
+
+def is_given_what_it_has(thing: Any, attributes: Mapping[str, Any]) -> bool:
+    """Whether a cell's new content is the number that it holds."""
+    if not isinstance(thing, CellType) or "cell_contents" not in attributes:
+        return False
+    new, old = attributes["cell_contents"], thing.cell_contents
+    if not new.is_python_constant():
+        return False
+    number = new.as_python_constant()
+    return type(number) is type(old) and isinstance(old, (int, float)) and number == old
 
 
 def functions_read_by_dynamo() -> int:

@@ -106,6 +106,16 @@ def is_symbolic(size: object) -> bool:
     return torch.compiler.is_dynamo_compiling() or isinstance(size, torch.SymInt)
 
 
+def is_less(number: int, bound: int) -> bool:
+    """Whether a number is less than another. A symbol is compared by its value, which then guards
+    the graph; one that has none before the graph runs is taken for a number that is not."""
+    if not is_symbolic(number):
+        return number < bound
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # slow to import
+
+    return bool(guard_or_false(number < bound))
+
+
 def same_shape(one: Sequence[int], other: Sequence[int]) -> bool:
     """Whether two shapes are equal. Sizes are compared only where there are as many in both.
 

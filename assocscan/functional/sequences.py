@@ -14,7 +14,7 @@ from ..errors import ScanTypeError, ScanValueError
 from ..monoids.combinators import segmented, with_lift, with_lower
 from ..monoids.leaf_checks import check_axis, check_tensor
 from ..monoids.monoid import Monoid
-from ..torch_state import is_symbolic
+from ..torch_state import is_less, is_symbolic
 from ..wording import shown
 from .argument_errors import check_mask, named_scan
 from .cumulative import cumsum
@@ -206,7 +206,7 @@ LONGEST = 2**63 - 1  # a limit that int64 holds; no axis is longer
 def checked_limit(limit: object) -> int:
     if isinstance(limit, bool) or not isinstance(limit, (int, torch.SymInt)):
         raise ScanTypeError(f"limit is {shown(limit)}, expected an int or None")
-    if not is_symbolic(limit) and limit < 1:
+    if is_less(limit, 1):  # type: ignore[arg-type]
         raise ScanValueError(f"limit is {limit}, expected at least 1; None fills whole gaps")
     return limit if is_symbolic(limit) else min(limit, LONGEST)  # type: ignore[return-value]
 

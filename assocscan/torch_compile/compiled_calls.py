@@ -13,11 +13,13 @@ arguments and its results is then the operator (`operator_from_graph`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from ..api.bind_arguments import resolve_operator
 from ..api.tensor_subclasses import has_override, most_derived
@@ -201,6 +203,16 @@ def uncompiled_jagged(function: Callable[..., Any], args: Any, kwargs: Any) -> A
     return function(*args, **kwargs)
 
 
+@torch.compiler.disable(  # type: ignore[untyped-decorator]
+    reason="a function that a combinator gets captures a module or a tensor (let it capture a "
+    "number, k = self.k, or pass the tensor as a leaf of xs), or is a functools.partial"
+)
+def uncompiled_combinator(combinator: str, ops: Sequence[Any], *rest: Any) -> Any:
+    from ..monoids import combinators
+
+    return getattr(combinators, combinator)(ops, *rest)
+
+
 def recurrence(options: dict[str, Any], function: str) -> Any:
     """`linear_recurrence` as Dynamo reads it, or `distributed.linear_recurrence`."""
     given = {name: value for name, value in options.items() if value is not None}
@@ -227,9 +239,12 @@ def combine(combinator: str, ops: Sequence[Any], rest: Sequence[Any]) -> Any:
     found = [require_monoid(registered(op) if isinstance(op, str) else op) for op in ops]
     for op in found:
         guard_operator(op)
-    for part in rest:
-        if not isinstance(part, tuple):  # of element dimensions, which Dynamo guards
-            guard_captures(part)
+    functions = [part for part in rest if not isinstance(part, tuple)]  # not of dimensions
+    constant = [settle_captures(fn) for fn in functions]
+    if not all(constant):
+        return uncompiled_combinator(combinator, ops, *rest)
+    for fn in functions:
+        guard_captures(fn)
     return combined(combinator, tuple([token_of(op) for op in found]), *rest)
 
 
@@ -237,17 +252,41 @@ def guard_captures(fn: Any) -> None:
     """Make Dynamo recompile when a number that the callable can see changes."""
     if isinstance(fn, MethodType):  # not a constant in 2.11
         return
-    try:
-        cells = fn.__closure__
-    except AttributeError:  # made inside the compiled function, which is guarded as a whole
-        cells = None
-    for k, cell in enumerate(cells or ()):
+    for k, cell in enumerate(cells_of(fn)):
         value = cell.cell_contents
         if isinstance(value, _PLAIN) and differ(value, captured(fn, k)):
             raise RuntimeError("a captured number changed during compilation")
     for name in plain_globals(fn).split(","):
         if name and differ(fn.__globals__[name], named(fn, name)):
             raise RuntimeError("a global number changed during compilation")
+
+
+def cells_of(fn: Any) -> Sequence[Any]:
+    """The cells of a function's closure."""
+    if isinstance(fn, MethodType):  # not a constant in 2.11
+        return ()
+    try:
+        return fn.__closure__ or ()
+    except AttributeError:  # made inside the compiled function, which is guarded as a whole
+        return ()
+
+
+def settle_captures(fn: Any) -> bool:
+    """Make constants of the numbers in a function's closure. Whether it can be a constant then."""
+    constant = not isinstance(fn, functools.partial)
+    for cell in cells_of(fn):
+        value = cell.cell_contents
+        if isinstance(value, (int, float)):
+            cell.cell_contents = settled(value)
+        elif isinstance(value, (torch.Tensor, torch.nn.Module)):
+            constant = False
+    return constant
+
+
+def settled(value: Any) -> Any:
+    """A number as a constant of the graph, which its value guards: Dynamo makes a symbol of one
+    that changes from call to call."""
+    return guard_scalar(value) if isinstance(value, (int, float)) else value
 
 
 def differ(value: Any, other: Any) -> bool:
@@ -325,8 +364,16 @@ def plain_globals(fn: Any) -> str:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def combined(combinator: str, names: tuple[str, ...], *rest: Any) -> Any:
-    """What a combinator makes of the operators of these tokens; a copy, as the same operator may
-    come into a graph from outside as well, where it has to be guarded."""
+    """What a combinator makes of the operators of these tokens."""
+    return unread_combined(combinator, names, rest)
+
+
+# Where the graph has broken, `combined` runs as any function does, and Dynamo would read what it
+# calls once more.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def unread_combined(combinator: str, names: tuple[str, ...], rest: tuple[Any, ...]) -> Any:
+    """A copy, as the same operator may come into a graph from outside as well, where it has to be
+    guarded."""
     from ..monoids import combinators
 
     op = getattr(combinators, combinator)([tokens.resolve_token(n) for n in names], *rest)

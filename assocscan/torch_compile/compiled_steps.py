@@ -24,7 +24,7 @@ from .argument_trees import (
     template_token,
     tree_of,
 )
-from .compiled_calls import with_class
+from .compiled_calls import settle_captures, settled, with_class
 from .operator_from_graph import (
     begin,
     end,
@@ -34,6 +34,8 @@ from .operator_from_graph import (
 )
 
 NAMES = ("init", "xs", "params")
+# Whether Dynamo reads the closure of a function that was made inside the compiled one.
+READS_CELLS = torch.__version__ >= (2, 12)  # type: ignore[operator]
 
 
 # ---- Read by Dynamo ----
@@ -59,6 +61,8 @@ def nonlinear_recurrence(step: Any, options: dict[str, Any]) -> Any:
     token, structure = read.token(), read.structure
     lower, lowered, lower_token = options["lower"], 0, ""
     if lower is not None:
+        if READS_CELLS and not settle_captures(lower):
+            return uncompiled(step, options)
         lowered = 2 if lower_reads_inputs(lower) else 1
         read_lower = Reading(lower, templates[:lowered], None, like[0])
         for dtypes in read.variants:
@@ -71,7 +75,7 @@ def nonlinear_recurrence(step: Any, options: dict[str, Any]) -> Any:
             leaves.append(options[name])
     flags = tuple(
         sorted(
-            (name, value)
+            (name, settled(value))
             for name, value in options.items()
             if name not in (*NAMES, "lower", "reset", "offsets") and value is not None
         )

@@ -49,7 +49,7 @@ from ...runtime.native import runner
 from ...runtime.prepared.prepared_call import entry_of
 from ...runtime.scan_call import ScanCall
 from ...torch_private import pytree
-from ...torch_state import is_symbolic, is_tracked, same_shape
+from ...torch_state import is_less, is_symbolic, is_tracked, same_shape
 from ...wording import shown
 from ..operands import are_memory, checked_offsets
 from ..sequences import LONGEST
@@ -213,15 +213,17 @@ def as_monoid(function: SliceFunction) -> Monoid:
 
 
 def checked_width(width: Any) -> int:
-    if is_symbolic(width):
-        return width  # type: ignore[no-any-return]
-    try:
-        number = None if isinstance(width, (bool, Tensor)) else operator.index(width)
-    except TypeError:
-        number = None
-    if number is None or number < 1:
+    number: Any
+    if is_symbolic(width) and isinstance(width, (int, torch.SymInt)):
+        number = None if isinstance(width, bool) else width
+    else:
+        try:
+            number = None if isinstance(width, (bool, Tensor)) else operator.index(width)
+        except TypeError:
+            number = None
+    if number is None or is_less(number, 1):
         raise ScanValueError(f"width is {shown(width)}, expected an int of at least 1")
-    return min(number, LONGEST)
+    return number if is_symbolic(number) else min(number, LONGEST)  # type: ignore[no-any-return]
 
 
 class Blocks(NamedTuple):
