@@ -65,6 +65,13 @@ def test_options_of_newtons_method(name: str, values: tuple[float, ...]) -> None
         return nonlinear_recurrence(step, x, init, axis=1, method="newton", **options)
 
     checked(function, *((x, value) for value in values))
+    compiled = torch.compile(function, backend="eager")
+    for value in (*values, 0):
+        if value:
+            compiled(x, value)
+            continue
+        with pytest.raises(ScanValueError, match=f"{name} is 0"):
+            compiled(x, value)
 
 
 def lifted(x: Tensor, factor: float) -> Any:

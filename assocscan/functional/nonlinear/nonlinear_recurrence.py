@@ -148,6 +148,7 @@ def nonlinear_recurrence(
     Newton's method.
     """
     if torch.compiler.is_dynamo_compiling():
+        check_method(method, tolerance, max_iterations)
         return HOOKS.compiled_nonlinear_recurrence(
             step,
             {
