@@ -10,8 +10,9 @@ Checked on torch 2.11, 2.13 and 2.15.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import CellType
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -255,6 +256,22 @@ def guard_in_dynamo(holds: Callable[[], bool], words: str) -> None:
     install_guard(GlobalStateSource().make_guard(create))
 
 
+def is_made_under_dynamo(name: str) -> bool:
+    """Whether a variable of the function that Dynamo reads holds a function that was made by the
+    code that it reads. That function is the innermost of those whose reading is under way, which
+    Dynamo keeps on Python's stack alone."""
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+    from torch._dynamo.variables.functions import NestedUserFunctionVariable
+
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        reader = frame.f_locals.get("self")
+        if isinstance(reader, InstructionTranslatorBase):
+            return isinstance(reader.symbolic_locals.get(name), NestedUserFunctionVariable)
+        frame = frame.f_back
+    return False
+
+
 def changed_under_dynamo() -> list[Any]:
     """What existed before, and is changed by the function that Dynamo reads: collections, objects,
     cells, modules, and a mere object for each global. The changes are made after the graph has run;
@@ -270,19 +287,7 @@ def changed_under_dynamo() -> list[Any]:
         if variable is not None
         and not isinstance(variable.mutation_type, (AttributeMutationNew, ValueMutationNew))
         and effects.is_modified(variable)
-        and not is_given_what_it_has(thing, effects.store_attr_mutations.get(variable, {}))
     ]
-
-
-def is_given_what_it_has(thing: Any, attributes: Mapping[str, Any]) -> bool:
-    """Whether a cell's new content is the number that it holds."""
-    if not isinstance(thing, CellType) or "cell_contents" not in attributes:
-        return False
-    new, old = attributes["cell_contents"], thing.cell_contents
-    if not new.is_python_constant():
-        return False
-    number = new.as_python_constant()
-    return type(number) is type(old) and isinstance(old, (int, float)) and number == old
 
 
 def functions_read_by_dynamo() -> int:

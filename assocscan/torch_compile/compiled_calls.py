@@ -28,7 +28,12 @@ from ..functional.operands import carry_dtype
 from ..monoids import dynamo_tokens as tokens
 from ..monoids.captured_values import may_see, same_values
 from ..monoids.monoid import _REGISTRY, Monoid, resolve
-from ..torch_private import changed_under_dynamo, group_of_name, guard_in_dynamo
+from ..torch_private import (
+    changed_under_dynamo,
+    group_of_name,
+    guard_in_dynamo,
+    is_made_under_dynamo,
+)
 from ..trace.closure_captures import names_in
 from .argument_trees import (
     Call,
@@ -272,14 +277,14 @@ def cells_of(fn: Any) -> Sequence[Any]:
 
 
 def settle_captures(fn: Any) -> bool:
-    """Make constants of the numbers in a function's closure. Whether it can be a constant then."""
+    """Make constants of the numbers that a function captures. Whether it can be a constant then."""
     constant = not isinstance(fn, functools.partial)
     for cell in cells_of(fn):
         value = cell.cell_contents
-        if isinstance(value, (int, float)):
-            cell.cell_contents = settled(value)
-        elif isinstance(value, (torch.Tensor, torch.nn.Module)):
+        if isinstance(value, (torch.Tensor, torch.nn.Module)):
             constant = False
+        elif isinstance(value, (int, float)) and fn_is_made_here():
+            cell.cell_contents = settled(value)
     return constant
 
 
@@ -339,6 +344,13 @@ def guarded(op: Monoid) -> bool:
 def sees_changes(token: str) -> bool:
     """Whether the operator's functions may see what the compiled function has changed."""
     return may_see(tokens.resolve_token(token), changed_under_dynamo())
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def fn_is_made_here() -> bool:
+    """Whether `fn` of the calling function was made by the code that Dynamo reads. A cell of
+    another one is not written to, as that would change what exists outside."""
+    return is_made_under_dynamo("fn")
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
