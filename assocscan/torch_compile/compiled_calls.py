@@ -213,6 +213,7 @@ def uncompiled_jagged(function: Callable[..., Any], args: Any, kwargs: Any) -> A
     "number, k = self.k, or pass the tensor as a leaf of xs), or is a functools.partial"
 )
 def uncompiled_combinator(combinator: str, ops: Sequence[Any], *rest: Any) -> Any:
+    """What the combinator makes of them, by the code that runs without `torch.compile`."""
     from ..monoids import combinators
 
     return getattr(combinators, combinator)(ops, *rest)
@@ -386,9 +387,7 @@ def combined(combinator: str, names: tuple[str, ...], *rest: Any) -> Any:
 def unread_combined(combinator: str, names: tuple[str, ...], rest: tuple[Any, ...]) -> Any:
     """A copy, as the same operator may come into a graph from outside as well, where it has to be
     guarded."""
-    from ..monoids import combinators
-
-    op = getattr(combinators, combinator)([tokens.resolve_token(n) for n in names], *rest)
+    op = uncompiled_combinator(combinator, [tokens.resolve_token(n) for n in names], *rest)
     guarded(op)
     return op.guarded_copy()
 
