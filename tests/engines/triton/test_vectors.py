@@ -79,13 +79,13 @@ def scan(op: Any, xs: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def test_the_shapes_cross_the_edges_of_tiles() -> None:
-    lanes = tile.choose_tile(16).lanes
+    lanes = tile.choose_tile(16, True).lanes
     steps = {t - 1 for _, t, _, _ in SHAPES}  # the first one has no carry
     assert any(t > CHUNK for t in steps) and any(t < CHUNK for t in steps)
     assert {t % tile.GROUP == 0 for t in steps} == {True, False}
     assert any(c > lanes for *_, c, _ in SHAPES) and any(c < lanes for *_, c, _ in SHAPES)
-    assert any(c % tile.choose_tile(n).lanes == 0 for *_, c, n in SHAPES)
-    assert any(n != tile.choose_tile(n).states for *_, n in SHAPES)
+    assert any(c % tile.choose_tile(n, True).lanes == 0 for *_, c, n in SHAPES)
+    assert any(n != tile.choose_tile(n, True).states for *_, n in SHAPES)
 
 
 @pytest.mark.slow

@@ -147,20 +147,12 @@ def forward(spec: Spec, tensors: Tensors, tile: Any) -> Prepared:
     return Prepared(spec, commands, ports, kernel, out_slots, final_slots)
 
 
-def with_whole_lanes(tile: Any) -> Any:
-    """A tile with at most one warp for each lane, where it says how many warps it has: gradients
-    are summed over the lanes of each warp first, which share the lanes evenly."""
-    if getattr(tile, "warps", 0) > tile.lanes:
-        return replace(tile, warps=tile.lanes)
-    return tile
-
-
 def backward(
     spec: ScanSpec[VectorAdjoint], tensors: Tensors, tile: Any, segments: int = 1
 ) -> Prepared:
     """A backward pass, with the tensors and the results of the CPU's
     (`engines/cpu/vectors/prepare.prepare_backward`)."""
-    adjoint, op, tile = spec.operator, spec.operator.op, with_whole_lanes(tile)
+    adjoint, op = spec.operator, spec.operator.op
     ports = Ports(spec.batch, spec.axis, adjoint.lane, op.size, spec.sequences is not None)
     kernel = BackwardKernel(
         tile, spec.reverse, len(ports.outer), ports.packed, False, adjoint.first,

@@ -1,20 +1,24 @@
-"""Texts of kernels that compute several steps at once what lanes have alike (`grouped_steps`).
+"""Texts of kernels that take several steps as a group (`grouped_steps`): what has one value for all
+states of a lane is computed for all steps of a group at once.
 
 Names in the text, besides those of `text`: x0_ the input part 0 of all steps of a group, x0_1 of
-its step 1, each with n at the end for those of the next group; `step`, `flat_step` the numbers of
-the steps; `times` their places.
+its step 1; with n at the end those that are loaded ahead, with e early values that are computed
+ahead; `step`, `flat_step` the numbers of the steps; `times` their places.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-from ....program.dtypes import TRITON_MEMORY
+from ....program.dtypes import FLOATS, TRITON_MEMORY
 from ....program.program_builder import Program
 from ..emitter import picked
+from .exchange import Exchange
 from .grouped_steps import CONSTANT, CORE, EARLY, GROUP, LATE, GroupedProgram
-from .text import Value, VectorText
+from .memory import Value
+from .text import VectorText
 
 
 class GroupedText(VectorText):
@@ -32,10 +36,12 @@ class GroupedText(VectorText):
         self(f"""
             step = tl.arange(0, {GROUP})[None, :] + origin
             flat_step = tl.arange(0, {size}) % {GROUP}
-            flat_present = {self.flat("present")}
             lane_step = pair // {self.tile.threads} % {GROUP}
             thread_step = pair % {self.tile.threads} % {GROUP}
         """)
+        if not self.tile.full:
+            self(f"flat_present = {self.flat('present')}")
+        self.threads_of_lane.find_partners()
 
     def flat(self, value: str) -> str:
         """One for each lane and step of a group, in one dimension: the threads of a lane have a
@@ -58,7 +64,8 @@ class GroupedText(VectorText):
     def store_flat(self, role: str, k: int, n: int, value: str) -> None:
         """A part of a leaf at `times`, from [lanes, steps]."""
         value = self.flat(f"({value}).to({TRITON_MEMORY[self.kernel.port[role, k].dtype]})")
-        self(f"tl.store({self.at(role, k, n, 'times', 'flat')}, {value}, mask=flat_present)")
+        mask = "" if self.tile.full else ", mask=flat_present"
+        self(f"tl.store({self.at(role, k, n, 'times', 'flat')}, {value}{mask})")
 
     # The inputs of a group.
 
@@ -75,16 +82,16 @@ class GroupedText(VectorText):
 
     def take_loaded(self, used: frozenset[int]) -> None:
         """Give the inputs of a group what was loaded ahead for it."""
-        alike, others = self.split_inputs(used)
-        self.take_alike([f"x{c}_" for c in alike])
-        self.take_rows(others)
+        uniform, others = self.split_inputs(used)
+        self.take_uniform([f"x{c}_" for c in uniform])
+        self.take_with_states(others)
 
-    def take_alike(self, names: Sequence[str]) -> None:
+    def take_uniform(self, names: Sequence[str]) -> None:
         """Give these values of all steps of a group what was loaded ahead for them."""
         self.assign([tuple(names)], [tuple(f"{name}n" for name in names)])
 
-    def take_rows(self, parts: Sequence[int]) -> None:
-        """The part of `take_loaded` for inputs that vary along the states."""
+    def take_with_states(self, parts: Sequence[int]) -> None:
+        """`take_loaded` of the inputs that vary along the states."""
         names = [f"x{c}_{j}" for c in parts for j in range(GROUP)]
         self.assign(
             [self.of_states(name) for name in names], [self.of_states(f"{name}n") for name in names]
@@ -93,20 +100,23 @@ class GroupedText(VectorText):
     def load_group(self, used: frozenset[int], low: str, when: str) -> None:
         """The inputs of the group of steps from `low` on; past the last step, its own once more.
         when: a condition, [1, 1]; empty where there are steps."""
-        alike, others = self.split_inputs(used)
-        self.load_alike(alike, low, when)
-        self.load_rows(others, low, when)
+        uniform, others = self.split_inputs(used)
+        self.load_uniform(uniform, low, when)
+        self.load_with_states(others, low, when)
 
-    def load_rows(self, parts: Sequence[int], low: str, when: str) -> None:
-        """Those of them that vary along the states. All are loaded at once, at the beginning of the
-        group before: a load amid its steps would make them wait for memory, since a warp has few
-        marks of what it waits for."""
+    def load_with_states(
+        self, parts: Sequence[int], low: str, when: str, suffix: str = "n"
+    ) -> None:
+        """The inputs of a group that vary along the states, as `load_group` has it. All are loaded
+        at once: a warp has six scoreboards for results that it waits for, so that loads between the
+        steps would share theirs with shuffles and exponentials, which would then wait for memory.
+        """
         for j in range(GROUP if parts else 0):
             self(f"t = {self.place(self.bounded(f'{low} + {j}'), 'count')}")
-            self.load_inputs(frozenset(parts), "t", f"_{j}n", when)
+            self.load_inputs(frozenset(parts), "t", f"_{j}{suffix}", when)
 
-    def load_alike(self, parts: Sequence[int], low: str, when: str) -> None:
-        """Those of them that have one value for all states, of all steps."""
+    def load_uniform(self, parts: Sequence[int], low: str, when: str) -> None:
+        """The inputs of a group that have one value for all states, as `load_group` has it."""
         places = dict(enumerate(self.leaf_parts(self.op.inputs), self.width))
         self(f"times = {self.place(self.bounded(f'{low} + flat_step'), 'count')}")
         for c in parts:
@@ -115,27 +125,32 @@ class GroupedText(VectorText):
 
     def fetch_group(self, leaves: Iterable[tuple[str, int]], low: str) -> None:
         """Ask for the steps of a group from `low` on, which will be read some groups later. The
-        states of a step are adjacent: a step each is left to the threads of a lane, or to lanes
-        where all have the same states."""
-        for kind in ("flat", "lane", "thread"):
-            self(f"{kind}_times = {self.place(self.bounded(f'{low} + {kind}_step'), 'count')}")
-        for role, k in dict.fromkeys(leaves):
-            port = self.kernel.port[role, k]
-            kind = "flat" if not port.state else "thread" if port.lane else "lane"
-            of = "at" if port.state else "flat"
-            self(f"scalar.fetch({self.at(role, k, 0, f'{kind}_times', of)})")
+        states of a step are adjacent, so that one of a lane's threads asks for all of them. Each
+        asks for another step; of leaves without lanes each lane does."""
+        leaves = dict.fromkeys(leaves)
+        sizes = {"flat": GROUP, "lane": self.tile.lanes, "thread": self.tile.threads}
+        for kind, size in sizes.items():
+            for first in range(0, GROUP, size):
+                step = self.bounded(f"{low} + {kind}_step + {first}")
+                self(f"{kind}{first}_times = {self.place(step, 'count')}")
+                for role, k in leaves:
+                    port = self.kernel.port[role, k]
+                    if kind == ("flat" if not port.state else "thread" if port.lane else "lane"):
+                        of = "at" if port.state else "flat"
+                        self(f"scalar.fetch({self.at(role, k, 0, f'{kind}{first}_times', of)})")
 
     def bounded(self, step: str) -> str:
         return f"tl.maximum(tl.minimum({step}, count - 1), 0)"
 
     # The values of a group.
 
-    def names_at(self, names: Sequence[Value], j: int) -> list[Value]:
-        """The names of a program's inputs at step j of a group, from those of all steps."""
+    def names_at(self, names: Sequence[Value], j: int, suffix: str) -> list[Value]:
+        """The names of a program's inputs at step j of a group, from those of all steps. suffix: of
+        the inputs that vary along the states."""
         found = list(names)
         for c in self.varying(frozenset(range(len(self.op.step_inputs)))):
             if self.op.step_varies[c]:
-                found[c] = self.of_states(f"x{c}_{j}")
+                found[c] = self.of_states(f"x{c}_{j}{suffix}")
         return found
 
     def group_values(self, known: Sequence[Value], prefix: str, program: Program) -> list[Value]:
@@ -149,62 +164,97 @@ class GroupedText(VectorText):
     # A group's early values can be computed while the group before it is under way: none of them
     # waits for the carry, and each takes long.
 
-    def early_ahead(self, grouped: GroupedProgram, names: Sequence[Value]) -> None:
-        """The early values of the next group, from its inputs, under names with e at the end."""
+    def ahead(self, grouped: GroupedProgram, names: Sequence[Value]) -> list[Value]:
+        """Other names for the early values of a group, and for its inputs."""
         inputs = len(grouped.program.inputs)
         varying = self.varying(frozenset(range(inputs)))
-        ahead = [
-            (f"x{v}_n",) if v in varying else value if v < inputs else (f"{value[0]}e",)
+        return [
+            (f"{value[0]}e",) if v >= inputs or v in varying else value
             for v, value in enumerate(names)
         ]
-        self.define_all(grouped, (EARLY, CONSTANT), ahead)
-        for v in grouped.ready:
-            if v in varying:
-                self(f"x{v}_e = x{v}_n")
 
-    def take_early(self, grouped: GroupedProgram, names: Sequence[Value]) -> None:
-        """Give a group the early values that were computed ahead for it."""
+    def early_ahead(self, grouped: GroupedProgram, names: Sequence[Value]) -> None:
+        """The early values of the next group under these names, from its inputs."""
         varying = self.varying(frozenset(range(len(grouped.program.inputs))))
-        for v in grouped.ready:
-            if v in varying or v >= len(grouped.program.inputs):
-                self(f"{names[v][0]} = {names[v][0]}e")
-        self.define_all(grouped, (CONSTANT,), names)
+        found = [(f"x{v}_n",) if v in varying else value for v, value in enumerate(names)]
+        self.define_all(grouped, (EARLY, CONSTANT), found)
+        for v in grouped.early_needed:
+            if v in varying:
+                self(f"{names[v][0]} = x{v}_n")
 
     def core(
         self, grouped: GroupedProgram, names: Sequence[Value], own: Mapping[int, Value], j: int,
-        prefix: str,
+        prefix: str, suffix: str = "",
     ) -> list[Value]:  # fmt: skip
         """The values of step j under names of their own, which are returned. own: names of inputs
-        that are known at this step only."""
+        that are known at this step only. suffix: as `names_at` has it. Of `summed_together`, the
+        sums of each thread."""
         program, inputs = grouped.program, len(grouped.program.inputs)
-        found = self.names_at(names, j)
+        found = self.names_at(names, j, suffix)
         for v, name in own.items():
             found[v] = name
-        for v in grouped.picked:
-            (early,) = names[v]  # one value for all states
-            if found[v] == names[v] and self.differs(early):
+        for v in grouped.early_by_step:
+            if found[v] == names[v] and v not in self.steady:
+                (early,) = names[v]  # one value for all states
                 found[v] = (f"{prefix}{j}_o{v}",)
                 one = picked(early, f"step == {j}", 1, program.dtypes[v])
                 if self.tile.threads == GROUP and grouped.meets_states(v):
-                    # It may be a tensor of all threads of a lane.
+                    # What follows from leaves that are equal at all steps alone is [lanes, 1].
                     whole = f"tl.broadcast_to({early}, {self.group_shape})"
                     one = f"tl.gather({whole}, tl.full({self.shape(True)}, {j}, tl.int32), 1)"
                 self(f"{found[v][0]} = {one}")
+        for v in grouped.core_for_group:
+            if v < inputs:  # a carry, whose name the next step gives to another value
+                self(f"{prefix}{j}_h{v} = {found[v][0]}")
+                found[v] = (f"{prefix}{j}_h{v}",)
         for k in range(inputs, len(found)):
             if grouped.kinds[k] == CORE:
                 found[k] = self.named(f"{prefix}{j}_{k}", grouped.varies[k])
-        self.define_all(grouped, (CORE,), found)
+        together = self.summed_together(grouped)
+        for k, i in enumerate(program.instructions, inputs):
+            if k in together:
+                self(f"{found[k][0]} = {self.sum_of_thread(i.dtype, found[i.args[0]])}")
+            elif grouped.kinds[k] == CORE:
+                self.define(found, k - inputs, program, grouped.varies[k])
         return found
 
-    def differs(self, name: str) -> bool:
-        """Whether a value has one for each step of a group: not inputs that are equal at all."""
-        return not (name.startswith("x") and name[1:].isdigit())
+    @cached_property
+    def threads_of_lane(self) -> Exchange:
+        return Exchange(self, "thread", self.shape(True), self.tile.threads, 1)
 
-    def hand(self, target: str, value: Value, j: int, first: bool) -> None:
-        """Put the value of step j into a tile [lanes, steps]."""
-        (name,) = value
-        whole = f"tl.broadcast_to({name}, {self.group_shape})"
-        self(f"{target} = {whole if first else f'tl.where(step == {j}, {whole}, {target})'}")
+    def summed_together(self, grouped: GroupedProgram) -> list[int]:
+        """The sums over the states that are taken for all steps of a group at once, so that each
+        thread of a lane gets that of one step."""
+        if self.tile.threads != GROUP:
+            return []
+        program, first = grouped.program, len(grouped.program.inputs)
+        core = [i for k, i in enumerate(program.instructions, first) if grouped.kinds[k] == CORE]
+        by_step = {program.outputs[n] for n in grouped.by_step}.union(*(i.args for i in core))
+        return [
+            v for v in grouped.core_for_group
+            if v >= first and program.instructions[v - first].op == "sum_states"
+            and program.dtypes[v] in FLOATS and v not in by_step
+        ]  # fmt: skip
+
+    def hand(
+        self, grouped: GroupedProgram, steps: Sequence[Sequence[Value]], prefix: str
+    ) -> dict[int, Value]:
+        """The core values that are wanted of all steps at once, as tiles [lanes, steps]. steps: the
+        names of the values of each step."""
+        found: dict[int, Value] = {}
+        together = self.summed_together(grouped)
+        for v in grouped.core_for_group:
+            target = f"{prefix}{v}"
+            if v in together:
+                (target,) = self.threads_of_lane.sums([step[v][0] for step in steps], target)
+            else:
+                for j, step in enumerate(steps):
+                    whole = f"tl.broadcast_to({step[v][0]}, {self.group_shape})"
+                    self(
+                        f"{target} = {f'tl.where(step == {j}, {whole}, {target})' if j else whole}"
+                    )
+            found[v] = (target,)
+        return found
 
     def late(self, grouped: GroupedProgram, names: Sequence[Value]) -> None:
         self.define_all(grouped, (LATE,), names)
