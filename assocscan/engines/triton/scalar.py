@@ -206,11 +206,11 @@ def widened(x):
 
 
 @triton.jit
-def fetch(pointer):
+def fetch(address):
     """Ask for memory that will be read soon. Only on NVIDIA GPUs, into the L2 cache."""
     if is_cuda():
         tl.inline_asm_elementwise(
-            "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [pointer.to(tl.int64)],
+            "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [address],
             dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
 
@@ -245,5 +245,5 @@ if triton.knobs.runtime.interpret:  # which has no assembler, and whose casts to
     round_bf16 = libdevice.round_bf16
     power_of_two = libdevice.exp2
 
-    def fetch(pointer):
+    def fetch(address):
         pass

@@ -14,11 +14,10 @@ group by group. Gradients of other leaves are summed in registers. Where a leaf 
 the lanes, its gradient is summed over the lanes of the program (`lane_sums`). What several programs
 add up is summed over the programs afterwards, in a fixed order (`base/vectors/prepare.add_sum`).
 
-Names in the text, besides those of `text` and `grouped_text`: t0, … the places of a group's steps;
-g0, … the cotangents of the outputs; m0, … the cotangent of the carry; d0, … the sums of gradients,
-numbered as the parts of `gradient_leaves`, f0, … those of them that have one for each step of a
-group; p…, r… the values of a group and of its steps, forwards and backwards; ps…, rs… those of a
-step that is taken alone.
+Names in the text, besides those of `text` and `grouped_text`: g0, … the cotangents of the outputs;
+m0, … the cotangent of the carry; d0, … the sums of gradients, numbered as the parts of
+`gradient_leaves`, f0, … those of them that have one for each step of a group; p…, r… the values of
+a group and of its steps, forwards and backwards; ps…, rs… those of a step that is taken alone.
 """
 
 from __future__ import annotations
@@ -75,8 +74,13 @@ class BackwardText(LaneSumText):
         self.find_groups()
         self.lanes_of_warp.find_partners()
         self.find_flat(self.flat_leaves())
+        self.find_requests(self.leaves_of(steps[0]))
         with self.block("for j in range(0, chunks):"):
             self.chunk()
+        if self.summed:
+            self("chunk = -1")
+            self("tl.debug_barrier()")
+            self.add_sums()
         for d in self.summed_uniform:
             self(f"d{d} = d{d} + tl.sum(f{d}, 1, keep_dims=True)")
         if kernel.first:
@@ -120,7 +124,12 @@ class BackwardText(LaneSumText):
             tail = begin_chunk + groups_here * {GROUP}
             any_group = origin + groups_here > 0
         """)
-        self("tl.debug_barrier()")  # what the chunk before wrote has been read, carries and sums
+        earlier = self.chunk_place("tl.maximum(chunk - 1, 0)", self.saved)
+        for address in self.kept_addresses(earlier, self.saved):
+            self(f"scalar.fetch(({address}).to(tl.int64))")
+        self("tl.debug_barrier()")  # carries of the chunk before have been read, its sums written
+        if self.summed:
+            self.add_sums()
         self.load_group(after.used_inputs, "begin_chunk", "any_group")
         with self.block("for g in range(0, groups_here):"):
             self.store_carry(self.scratch("g"), carry, self.carried("s", carry))
@@ -130,7 +139,7 @@ class BackwardText(LaneSumText):
         with self.block("for i in range(0, left_over):"):
             self.store_carry(self.scratch(f"{chunk // GROUP} + i"), carry, self.carried("s", carry))
             self.advance(step, "tail + i")
-        self("tl.debug_barrier()")
+        self("tl.debug_barrier()")  # carries have been written, sums read
         with self.block("for i in range(0, left_over):"):
             self("last = left_over - 1 - i")
             self.load_carry(self.scratch(f"{chunk // GROUP} + last"), carry, carry)
@@ -140,12 +149,10 @@ class BackwardText(LaneSumText):
             self("g = groups_here - 1 - i")
             self(f"low = begin_chunk + g * {GROUP}")
             self.load_carry(self.scratch("g"), carry, carry)
+            self.fetch_group(f"low - {CHUNK}")
             self.take_uniform(self.uniform_names(step))
             self.load_uniform_of(step, f"(low - {GROUP})", "")
-            self.fetch_group(self.leaves_of(step), f"(low - {CHUNK})")
             self.group(step)
-        if self.summed:
-            self.add_sums()
 
     def scratch(self, slot: str) -> str:
         """Where the carry number `slot` of a chunk is kept."""
@@ -235,9 +242,9 @@ class BackwardText(LaneSumText):
         """The backward pass through a group of steps, from the carry s before it."""
         program, count = step.recomputed, len(self.carry)
         others = self.split_inputs(self.used)[1]
+        self(f"first = {self.place('low', 'count')}")
         for j in range(GROUP):
-            self(f"t{j} = {self.place(f'(low + {j})', 'count')}")
-            self.load_inputs(frozenset(others), f"t{j}", f"_{j}")
+            self.load_inputs(frozenset(others), "first", f"_{j}", later=j)
         kept = range(count, len(program.outputs))
         by_step = frozenset(range(count)) | {n for n in kept if step.kept[n - count][1]}
         forward = group_program(program, self.op.step_varies, frozenset(range(self.width)), by_step)
@@ -304,7 +311,9 @@ class BackwardText(LaneSumText):
                     if first_kept + n in own_kept}  # fmt: skip
             for g, k, n, kind in parts:
                 if seeds + g in with_states and seeds + g in program.used_inputs:
-                    own[seeds + g] = self.load(f"g{g}_{j}", "cotangent", k, n, kind, f"t{j}")
+                    own[seeds + g] = self.load(
+                        f"g{g}_{j}", "cotangent", k, n, kind, "first", later=j
+                    )
             found = self.core(grouped, names, own, j, "r")
             values.insert(0, found)
             for d, (k, n) in enumerate(self.gradients):
@@ -314,7 +323,7 @@ class BackwardText(LaneSumText):
                 if not ports[d].varies_in_time:
                     self.add(self.of_states(f"d{d}"), value)
                 elif ports[d].lane:
-                    self.store("gradient", k, n, value, f"t{j}")
+                    self.store("gradient", k, n, value, "first", later=j)
                 else:
                     targets = self.of_states(f"sum{d}_{j}")
                     for i, target in enumerate(targets):
@@ -328,7 +337,6 @@ class BackwardText(LaneSumText):
         self.late(grouped, names)
         if sums:
             self.keep_sums(sums)
-        self(f"times = {self.place('(low + flat_step)', 'count')}")
         for d, (k, n) in enumerate(self.gradients):
             port = ports[d]
             if port.state:

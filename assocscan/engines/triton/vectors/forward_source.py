@@ -9,6 +9,8 @@ Where a backward pass will follow, the carry before each chunk of steps is store
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ....program.cpp_and_triton_expressions import TRITON
 from ....program.program_builder import Program
 from ...base.vectors.kernel import CHUNK, ForwardKernel
@@ -58,6 +60,7 @@ class ForwardText(GroupedText):
                 *(("output", k) for k, _, n in self.outputs() if n not in by_step),
             ]
         )
+        self.find_requests(self.input_leaves(self.varying(self.used)))
         state = self.all_parts(self.carried("s", self.kernel.carry), self.kernel.carry)
         known = [*state, *self.input_names(self.used, "_")]
         names = self.group_values(known, "v", program)
@@ -65,42 +68,37 @@ class ForwardText(GroupedText):
         self.load_uniform(uniform, "start", "any_group")
         self.early_ahead(grouped, names)
         self.load_uniform(uniform, f"(start + {GROUP})", "any_group")
-        self.load_with_states(others, "start", "any_group", "")
-        # Two groups in turn, so that the values of the next one need not be copied to the names of
-        # the present one.
-        turns = [(names, ""), (self.ahead(grouped, names), "n")]
-        with self.block("for pair_of_groups in range(0, groups // 2):"):
-            self.keep_chunk("pair_of_groups", CHUNK // GROUP // 2)
-            for n, (present, following) in enumerate((turns, turns[::-1])):
-                self(f"low = start + {GROUP} * (2 * pair_of_groups + {n})")
-                self.load_with_states(others, f"(low + {GROUP})", "", following[1])
-                self.early_ahead(grouped, following[0])
-                self.load_uniform(uniform, f"(low + {2 * GROUP})", "")
-                self.fetch_group(self.input_leaves([*uniform, *others]), f"(low + {FETCHED})")
-                self.group(grouped, *present)
-        done = f"{2 * GROUP} * (groups // 2)"
-        with self.block(f"for rest in range({done}, tl.maximum(count - start, 0)):"):
+        self.load_with_states(others, "start", "any_group")
+        with self.block("for group in range(0, groups):"):
+            self.keep_chunk("group", CHUNK // GROUP)
+            self(f"low = start + {GROUP} * group")
+            self.take_early(grouped, names)
+            self.take_with_states(others)
+            self.load_with_states(others, f"(low + {GROUP})", "")
+            self.early_ahead(grouped, names)
+            self.load_uniform(uniform, f"(low + {2 * GROUP})", "")
+            self.fetch_group(f"low + {FETCHED}")
+            self.group(grouped, names)
+        with self.block(f"for rest in range({GROUP} * groups, tl.maximum(count - start, 0)):"):
             self.keep_chunk("rest", CHUNK)
             self("t = " + self.place("(start + rest)", "count"))
             self.step(False)
 
-    def group(self, grouped: GroupedProgram, names: list[Value], suffix: str) -> None:
-        """A group of steps, from `low` on, whose early values are known. suffix: as `names_at` has
-        it."""
+    def group(self, grouped: GroupedProgram, names: Sequence[Value]) -> None:
+        """A group of steps, from `low` on, whose early values are known."""
         program, carry, names = grouped.program, self.kernel.carry, list(names)
         steps = []
+        self(f"first = {self.place('low', 'count')}")
         for j in range(GROUP):
-            own = self.core(grouped, names, {}, j, "v", suffix)
+            own = self.core(grouped, names, {}, j, "v")
             steps.append(own)
-            self(f"t = {self.place(f'(low + {j})', 'count')}")
             for k, n, output in self.outputs():
                 if output in grouped.by_step:
-                    self.store("output", k, n, own[program.outputs[output]], "t")
+                    self.store("output", k, n, own[program.outputs[output]], "first", later=j)
             self.set_carry("s", carry, [own[v] for v in program.outputs[: len(carry)]])
         for v, name in self.hand(grouped, steps, "c").items():
             names[v] = name
         self.late(grouped, names)
-        self(f"times = {self.place('(low + flat_step)', 'count')}")
         for k, n, output in self.outputs():
             if output not in grouped.by_step:
                 (value,) = names[program.outputs[output]]

@@ -23,8 +23,9 @@ from ....program.vectors.state_axis import REDUCTIONS, varying
 # The steps of a group: 4 for the 4 threads of a lane with 16 states.
 GROUP = 4
 # A forward kernel asks for a step's memory, which comes into the L2 cache, so many steps before it
-# is read; a backward kernel a chunk before.
-FETCHED = 32
+# is read; a backward kernel a chunk before. SECTOR: the bytes that a request brings. MAX_ROUNDS: of
+# requests; each takes five registers.
+FETCHED, SECTOR, MAX_ROUNDS = 32, 32, 4
 EARLY, CORE, LATE, CONSTANT = "early", "core", "late", "constant"
 
 

@@ -1,7 +1,7 @@
 """Gradients that are summed over the lanes of a program.
 
-Each warp adds up its own lanes group by group, and keeps the sums in memory. After a chunk they are
-added up over the warps, which wait for each other once for the whole chunk.
+Each warp adds up its own lanes group by group, and keeps the sums in memory. They are added up over
+the warps at the beginning of the next chunk, where warps wait for each other anyway.
 """
 
 from __future__ import annotations
@@ -102,36 +102,48 @@ class LaneSumText(GroupedText):
         return f"partials0_ptr + {begin} * {size} + {groups * self.group_size(first)}"
 
     def add_sums(self) -> None:
-        """Add up what the warps kept for the groups of a chunk."""
-        tile = self.tile
-        self("tl.debug_barrier()")  # all warps have written their sums
+        """Add up what the warps kept for the groups of the chunk after this one, if there is one.
+        Each thread has the states of a step that a thread of a lane has."""
+        tile, chunk = self.tile, CHUNK
         self(f"""
-            row_step = tl.arange(0, {CHUNK})[:, None] + origin
-            row_state = tl.arange(0, {tile.states})[None, :] + origin
-            places = {self.place("(begin_chunk + row_step)", "count")}
-            of_step = row_step % {GROUP} * {tile.items} + row_state % {tile.items}
+            sums_begin = start + (chunk + 1) * {chunk}
+            sums_steps = tl.maximum(tl.minimum(count - sums_begin, {chunk}), 0) // {GROUP} * {GROUP}
+            sums_pair = tl.arange(0, {chunk * tile.threads})[:, None] + origin
+            sums_step = sums_pair // {tile.threads}
+            sums_state = sums_pair % {tile.threads} * {tile.items}
+            places = {self.place("(sums_begin + sums_step)", "count")}
         """)
-        mask = f"(row_step < groups_here * {GROUP})"
-        mask += f" & (row_state < {self.op.size})" if self.padded else ""
+        mask = "(sums_step < sums_steps)"
+        if self.padded:
+            state = "sums_state" if self.op.size % tile.items == 0 else "sums_state + item"
+            mask += f" & ({state} < {self.op.size})"
+        self(f"sums_exist = {mask}")
         for first, found in self.batches():
-            values = len(found) * GROUP * tile.items  # of a thread, before they were summed
-            rest = values // min(self.lanes_of_warp.count, values)
             group = self.group_size(len(found))
             for i, (k, n) in enumerate(found):
-                kind = self.op.inputs[k].scalar
-                number = f"(of_step + {i * GROUP * tile.items})"
-                place = (
-                    f"({number} // {rest} * {tile.threads} + row_state // {tile.items}) * {rest}"
-                )
-                place = f"row_step // {GROUP} * {group} + {place} + {number} % {rest}"
+                place = f"sums_step // {GROUP} * {group} + {self.place_of_sums(i, len(found))}"
                 warps = []
                 for warp in range(tile.warps):
                     at = f"{self.partials(first)} + {warp * (group // tile.warps)} + {place}"
-                    warps.append(self.from_bits(f"tl.load({at}, mask={mask}, other=0)", kind))
-                row, step = (
-                    self.at("gradient", k, n, "places", "row"),
-                    self.state_step("gradient", k),
-                )
-                memory = TRITON_MEMORY[self.kernel.port["gradient", k].dtype]
+                    loaded = f"tl.load({at}, mask=sums_exist, other=0)"
+                    warps.append(self.from_bits(loaded, self.op.inputs[k].scalar))
                 total = self.folded("({0} + {1})", warps)
-                self(f"tl.store({row} + row_state * {step}, ({total}).to({memory}), mask={mask})")
+                memory = TRITON_MEMORY[self.kernel.port["gradient", k].dtype]
+                at = self.at("gradient", k, n, "places", "row")
+                stride = self.stride("gradient", k, "state")
+                state = "sums_state + item" if stride == "1" else f"(sums_state + item) * {stride}"
+                self(f"tl.store({at} + {state}, ({total}).to({memory}), mask=sums_exist)")
+
+    def place_of_sums(self, part: int, parts: int) -> str:
+        """Where the sums of a part are among what a warp keeps for a group."""
+        tile = self.tile
+        values = parts * GROUP * tile.items  # of a thread, before they were summed
+        rest = values // min(self.lanes_of_warp.count, values)
+        step, thread = f"(sums_step % {GROUP} + {part * GROUP})", f"sums_state // {tile.items}"
+        if rest >= tile.items:  # the states of a thread are adjacent, which Triton can see so
+            steps = rest // tile.items
+            lane, at = f"{step} // {steps}", f"{step} % {steps} * {tile.items} + item"
+        else:
+            number = f"({step} * {tile.items} + item)"
+            lane, at = f"{number} // {rest}", f"{number} % {rest}"
+        return f"({lane} * {tile.threads} + {thread}) * {rest} + {at}"

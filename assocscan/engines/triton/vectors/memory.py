@@ -72,42 +72,54 @@ class MemoryText(Emitter):
         self(f"chunks = tl.cdiv(tl.maximum(count - start, 0), {CHUNK})")
 
     def find_leaves(self) -> None:
-        """Where step 0 of each leaf is for our lanes; of leaves with states, where the first state
-        is of each pair of a lane and a thread, and the row that they are in."""
+        """Where step 0 of each leaf is: of the row that our lanes are in, for each lane, and of
+        leaves with states for the first state of each pair of a lane and a thread."""
         for role, k, port in self.kernel.ports:
             if role in ("carries", "scratch", "partials"):  # addressed where they are used
                 continue
             terms: dict[bool, list[str]] = {False: [pointer(role, k), "origin"], True: []}
             for which in (*STRIDES[1:], *(f"outer{d}" for d in range(self.kernel.outer))):
                 stride = port.by_name.get(which, 0)
-                of_pair = port.state and which in ("lane", "state")
-                index = f"pair_{which}" if of_pair else which
+                inside = which in ("lane", "state")
+                index = f"pair_{which}" if inside and port.state else which
                 if stride == 1:
-                    terms[of_pair].append(index)
+                    terms[inside].append(index)
                 elif stride is None:
-                    terms[of_pair].append(f"{index} * {stride_name(role, k, which)}")
+                    terms[inside].append(f"{index} * {stride_name(role, k, which)}")
                 elif (which == "state" and port.state) or (which == "lane" and port.lane):
-                    terms[of_pair].append(f"{index} * 0")  # the same place for all of them
-            if port.state:
-                self(f"{role}{k}_row = {' + '.join(terms[False])}")
-                terms[False] = [f"{role}{k}_row"]
-            self(f"{role}{k}_at = {' + '.join([*terms[False], *terms[True]])}")
+                    terms[inside].append(f"{index} * 0")  # the same place for all of them
+            self(f"{role}{k}_row = {' + '.join(terms[False])}")
+            self(f"{role}{k}_at = {' + '.join([f'{role}{k}_row', *terms[True]])}")
 
-    def at(self, role: str, k: int, part: int, t: str | None, of: str = "at") -> str:
-        stride = self.kernel.port[role, k].by_name.get("time", 0)
-        place = plus(f"{role}{k}_{of}", part)
-        if t is None or stride == 0:
+    def stride(self, role: str, k: int, which: str) -> str:
+        """The distance in memory of a leaf's steps, lanes or states."""
+        step = self.kernel.port[role, k].by_name.get(which, 0)
+        return stride_name(role, k, which) if step is None else str(step)
+
+    def at(
+        self, role: str, k: int, part: int, t: str | None, of: str = "at", later: int = 0
+    ) -> str:
+        """Where a part of a leaf is, `later` steps after the one at t. That distance is the same
+        for all threads and groups, and computed once."""
+        port, place = self.kernel.port[role, k], plus(f"{role}{k}_{of}", part)
+        if t is None or not port.varies_in_time:
             return place
-        return f"{place} + {t}" + ("" if stride == 1 else f" * {stride_name(role, k, 'time')}")
+        step = self.stride(role, k, "time")
+        place += f" + {t}" + ("" if step == "1" else f" * {step}")
+        if later:
+            sign = "-" if self.kernel.reverse else "+"
+            place += f" {sign} {later} * tl.cast({step}, tl.int64)"
+        return place
 
     def load(
         self, name: str, role: str, k: int, part: int, kind: str, t: str | None = None,
-        when: str = "",
+        when: str = "", later: int = 0,
     ) -> Value:  # fmt: skip
-        """Load a part of a leaf. when: a condition besides that of the states, [1, 1]."""
-        port, place = self.kernel.port[role, k], self.at(role, k, part, t)
+        """Load a part of a leaf. when: a condition besides that of the states, [1, 1]. t, later: as
+        `at` has them."""
+        port, place = self.kernel.port[role, k], self.at(role, k, part, t, later=later)
         if port.state:
-            step = self.state_step(role, k)
+            step = self.stride(role, k, "state")
             adjacent = step == "1" and self.tile.items > 1
             if adjacent and port.dtype is torch.bfloat16 and kind == "f32":
                 return self.load_states(name, place, step, "scalar.widened({})".format, when)
@@ -116,11 +128,6 @@ class MemoryText(Emitter):
         text = f"tl.load({place}{f', mask={when}, other=0' if when else ''})"
         self(f"{name} = {self.converted(text, kind)}")
         return (name,)
-
-    def state_step(self, role: str, k: int) -> str:
-        """The distance of states in memory."""
-        step = self.kernel.port[role, k].by_name.get("state", 0)
-        return stride_name(role, k, "state") if step is None else str(step)
 
     def load_states(
         self, name: str, place: str, step: str, converted: Callable[[str], str], when: str = ""
@@ -162,16 +169,17 @@ class MemoryText(Emitter):
         return f"({loaded} != 0)" if kind == "b1" else f"{loaded}.to({TRITON.types[kind]})"
 
     def store(
-        self, role: str, k: int, part: int, value: Value, t: str | None = None, when: str = ""
-    ) -> None:
-        port, place = self.kernel.port[role, k], self.at(role, k, part, t)
+        self, role: str, k: int, part: int, value: Value, t: str | None = None, when: str = "",
+        later: int = 0,
+    ) -> None:  # fmt: skip
+        port, place = self.kernel.port[role, k], self.at(role, k, part, t, later=later)
         memory, prefix = TRITON_MEMORY[port.dtype], "pair_" if port.state else ""
         masked = port.lane and not self.tile.full
         present = [c for c in (f"{prefix}present" if masked else "", when) if c]
         if port.state:
             values = [f"({v}).to({memory})" for v in value] * (self.tile.items // len(value))
             present += [] if port.lane else [f"(pair < {self.tile.threads})"]  # by the first lane
-            self.store_states(place, self.state_step(role, k), values, present)
+            self.store_states(place, self.stride(role, k, "state"), values, present)
             return
         (name,) = value
         mask = f", mask={' & '.join(present)}" if present else ""

@@ -53,13 +53,13 @@ class VectorText(MemoryText):
                 self.load(f"x{c}", "input", k, n, self.op.step_inputs[c], when="any_step")
 
     def load_inputs(
-        self, used: frozenset[int], t: str, suffix: str = "", when: str = ""
+        self, used: frozenset[int], t: str, suffix: str = "", when: str = "", later: int = 0
     ) -> list[Value]:
-        """Loads the parts of the inputs at a step; their names."""
+        """Loads the parts of the inputs at a step; their names. when, later: as `load` has them."""
         parts_of_leaves = dict(enumerate(self.leaf_parts(self.op.inputs), self.width))
         for c in self.varying(used):
             k, n = parts_of_leaves[c]
-            self.load(f"x{c}{suffix}", "input", k, n, self.op.step_inputs[c], t, when)
+            self.load(f"x{c}{suffix}", "input", k, n, self.op.step_inputs[c], t, when, later)
         return self.input_names(used, suffix)
 
     def varying(self, used: frozenset[int]) -> list[int]:
