@@ -202,7 +202,7 @@ def assert_rounded(got: Tensor, exact: Tensor) -> None:
     """A result in its dtype, from float32: the values up to one rounding, of float32 some."""
     eps = torch.finfo(got.dtype).eps
     limit = 8 * eps if got.dtype == torch.float32 else eps
-    largest = float(exact.abs().max())
+    largest = float(exact.detach().abs().max())
     torch.testing.assert_close(got, exact.to(got.dtype), rtol=limit, atol=8 * 2**-23 * largest)
 
 
