@@ -20,7 +20,7 @@ from torch import Tensor
 from ... import ops
 from ...api.flags_and_backends import checked_backend
 from ...api.tensor_subclasses import overridable, takes_parts
-from ...engines.base.shifted_leaves import at_last_steps, carry_shape, edge_mask
+from ...engines.base.shifted_leaves import carry_shape, edge_mask
 from ...errors import ScanValueError
 from ...monoids.combinators import with_lower
 from ...monoids.monoid import Monoid
@@ -140,13 +140,14 @@ def hmm_filter(
     Source: S. Hassan, S. Särkkä, Á. F. García-Fernández, "Temporal parallelization of inference in
     hidden Markov models", IEEE Transactions on Signal Processing 69, 2021.
     """
-    dtype, model, engine = checked_model(
-        initial, transition, likelihood, observed, offsets, backend, deterministic
-    )
-    if engine["backend"] is None:
-        found = filtered(*model)
-    else:
-        found = forward(FORWARD, log_sum, *model, **engine)
+    sequences = sequences_of(initial, transition, likelihood, offsets)
+    likelihood = of_observed(likelihood, observed)
+    dtype, (initial, transition, likelihood) = computed(initial, transition, likelihood)
+    backend = backend_of(initial, transition, likelihood, sequences, backend, deterministic)
+    if backend is None:
+        return HMMResult(*(t.to(dtype) for t in filtered(initial, transition, likelihood)))
+    engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
+    found = forward(FORWARD, log_sum, initial, transition, likelihood, **engine)
     return HMMResult(*(t.to(dtype) for t in found))
 
 
@@ -208,42 +209,27 @@ def viterbi(
 
     Source: as `hmm_filter`; A. J. Viterbi, IEEE Transactions on Information Theory 13(2), 1967.
     """
-    dtype, model, engine = checked_model(
-        initial, transition, likelihood, observed, offsets, backend, deterministic
-    )
-    if engine["backend"] is None:
-        found, best = path_of_many(*model)
+    sequences = sequences_of(initial, transition, likelihood, offsets)
+    likelihood = of_observed(likelihood, observed)
+    dtype, (initial, transition, likelihood) = computed(initial, transition, likelihood)
+    backend = backend_of(initial, transition, likelihood, sequences, backend, deterministic)
+    if backend is None:
+        found, best = path_of_many(initial, transition, likelihood)
         return ViterbiResult(found, best.to(dtype))
-    weights, best = forward(HEAVIEST, torch.amax, *model, **engine)
-    _, transition, likelihood = model
+    engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
+    weights, best = forward(HEAVIEST, torch.amax, initial, transition, likelihood, **engine)
     with torch.no_grad():
-        maps = maps_back(weights, transition, last_steps(likelihood, engine["offsets"]))
+        maps = maps_back(weights, transition, last_steps(likelihood, sequences))
         path: Tensor = named_scan(NAMES, BACKTRACK, maps, -1, reverse=True, **engine)
     return ViterbiResult(path, best.to(dtype))
 
 
-Model = tuple[Tensor, Tensor, Tensor]  # initial, transition and likelihood
-
-
-def checked_model(
-    initial: Tensor,
-    transition: Tensor,
-    likelihood: Tensor,
-    observed: Tensor | None,
-    offsets: Tensor | None,
-    backend: str | None,
-    deterministic: bool | None,
-) -> tuple[torch.dtype, Model, dict[str, Any]]:
-    """The dtype of the results, the model in that of the computation (16-bit floats in float32),
-    and the options of its scans: offsets, which are checked, backend and deterministic. A backend
-    of None stands for `many_states`, whose functions compute without scans."""
+def sequences_of(
+    initial: Tensor, transition: Tensor, likelihood: Tensor, offsets: Tensor | None
+) -> Tensor | None:
+    """The offsets, checked once the tensors are."""
     check_floats("likelihood", likelihood, initial=initial, transition=transition)
-    offsets = checked_offsets(offsets, likelihood, likelihood.dim() - 2)
-    likelihood, wide = of_observed(likelihood, observed), carry_dtype(likelihood.dtype)
-    model = initial.to(wide), transition.to(wide), likelihood.to(wide)
-    backend = backend_of(model, offsets, backend, deterministic)
-    engine = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
-    return initial.dtype, model, engine
+    return checked_offsets(offsets, likelihood, likelihood.dim() - 2)
 
 
 def of_observed(likelihood: Tensor, observed: Tensor | None) -> Tensor:
@@ -261,15 +247,26 @@ def of_observed(likelihood: Tensor, observed: Tensor | None) -> Tensor:
     return torch.where(seen.unsqueeze(-1), likelihood, 0.0)
 
 
+def computed(*tensors: Tensor) -> tuple[torch.dtype, list[Tensor]]:
+    """Their dtype, and the tensors in that of the computation: 16-bit floats in float32."""
+    dtype = tensors[0].dtype
+    return dtype, [t.to(carry_dtype(dtype)) for t in tensors]
+
+
 def backend_of(
-    model: Model, sequences: Tensor | None, backend: str | None, deterministic: bool | None
+    initial: Tensor,
+    transition: Tensor,
+    likelihood: Tensor,
+    sequences: Tensor | None,
+    backend: str | None,
+    deterministic: bool | None,
 ) -> str | None:
     """The backend of the scans; None for a model of many states that is computed without scans, by
     the functions of `many_states`. Raises ScanValueError for shapes that do not fit such a model.
 
-    sequences: the offsets of packed ones; such a model is scanned, and `forward` checks its shapes.
+    sequences: as `sequences_of` gives them. A model of packed ones is scanned, and `forward` checks
+    its shapes.
     """
-    initial, transition, likelihood = model
     backend = checked_backend(backend, deterministic)
     if backend != "auto" or not has_many_states(likelihood):
         return backend
@@ -306,7 +303,7 @@ def forward(
     """What `op` gives at each step [..., T, K], and of each sequence as a whole [...].
 
     total: how `op` joins weights, for sequences without a step.
-    offsets: checked.
+    offsets: as `sequences_of` gives them.
     """
     *batch, T, K = likelihood.shape
     axis = len(batch)
@@ -319,7 +316,9 @@ def forward(
     steps, totals = named_scan(NAMES, op, xs, -1, init=carry, offsets=offsets, **engine)
     if offsets is None:
         return steps, totals[..., -1]
-    return steps, at_last_steps(totals, axis, False, offsets, total(initial, -1))
+    last = totals.index_select(-1, (offsets[1:] - 1).clamp(0, T - 1).to(totals.device))
+    empty = (offsets[1:] <= offsets[:-1]).to(totals.device).view(-1, *[1] * axis)
+    return steps, torch.where(empty, total(initial, -1), last.movedim(-1, 0))
 
 
 def carry_of(weights: Tensor) -> Paths:
