@@ -140,14 +140,13 @@ def hmm_filter(
     Source: S. Hassan, S. Särkkä, Á. F. García-Fernández, "Temporal parallelization of inference in
     hidden Markov models", IEEE Transactions on Signal Processing 69, 2021.
     """
-    sequences = sequences_of(initial, transition, likelihood, offsets)
-    likelihood = of_observed(likelihood, observed)
-    dtype, (initial, transition, likelihood) = computed(initial, transition, likelihood)
-    backend = backend_of(initial, transition, likelihood, sequences, backend, deterministic)
-    if backend is None:
-        return HMMResult(*(t.to(dtype) for t in filtered(initial, transition, likelihood)))
-    engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
-    found = forward(FORWARD, log_sum, initial, transition, likelihood, **engine)
+    dtype, model, engine = checked_model(
+        initial, transition, likelihood, observed, offsets, backend, deterministic
+    )
+    if engine["backend"] is None:
+        found = filtered(*model)
+    else:
+        found = forward(FORWARD, log_sum, *model, **engine)
     return HMMResult(*(t.to(dtype) for t in found))
 
 
@@ -209,27 +208,42 @@ def viterbi(
 
     Source: as `hmm_filter`; A. J. Viterbi, IEEE Transactions on Information Theory 13(2), 1967.
     """
-    sequences = sequences_of(initial, transition, likelihood, offsets)
-    likelihood = of_observed(likelihood, observed)
-    dtype, (initial, transition, likelihood) = computed(initial, transition, likelihood)
-    backend = backend_of(initial, transition, likelihood, sequences, backend, deterministic)
-    if backend is None:
-        found, best = path_of_many(initial, transition, likelihood)
+    dtype, model, engine = checked_model(
+        initial, transition, likelihood, observed, offsets, backend, deterministic
+    )
+    if engine["backend"] is None:
+        found, best = path_of_many(*model)
         return ViterbiResult(found, best.to(dtype))
-    engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
-    weights, best = forward(HEAVIEST, torch.amax, initial, transition, likelihood, **engine)
+    weights, best = forward(HEAVIEST, torch.amax, *model, **engine)
+    _, transition, likelihood = model
     with torch.no_grad():
-        maps = maps_back(weights, transition, last_steps(likelihood, sequences))
+        maps = maps_back(weights, transition, last_steps(likelihood, engine["offsets"]))
         path: Tensor = named_scan(NAMES, BACKTRACK, maps, -1, reverse=True, **engine)
     return ViterbiResult(path, best.to(dtype))
 
 
-def sequences_of(
-    initial: Tensor, transition: Tensor, likelihood: Tensor, offsets: Tensor | None
-) -> Tensor | None:
-    """The offsets, checked once the tensors are."""
+Model = tuple[Tensor, Tensor, Tensor]  # initial, transition and likelihood
+
+
+def checked_model(
+    initial: Tensor,
+    transition: Tensor,
+    likelihood: Tensor,
+    observed: Tensor | None,
+    offsets: Tensor | None,
+    backend: str | None,
+    deterministic: bool | None,
+) -> tuple[torch.dtype, Model, dict[str, Any]]:
+    """The dtype of the results, the model in that of the computation (16-bit floats in float32),
+    and the options of its scans: offsets, which are checked, backend and deterministic. A backend
+    of None stands for `many_states`, whose functions compute without scans."""
     check_floats("likelihood", likelihood, initial=initial, transition=transition)
-    return checked_offsets(offsets, likelihood, likelihood.dim() - 2)
+    offsets = checked_offsets(offsets, likelihood, likelihood.dim() - 2)
+    likelihood, wide = of_observed(likelihood, observed), carry_dtype(likelihood.dtype)
+    model = initial.to(wide), transition.to(wide), likelihood.to(wide)
+    backend = backend_of(model, offsets, backend, deterministic)
+    engine = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
+    return initial.dtype, model, engine
 
 
 def of_observed(likelihood: Tensor, observed: Tensor | None) -> Tensor:
@@ -247,26 +261,15 @@ def of_observed(likelihood: Tensor, observed: Tensor | None) -> Tensor:
     return torch.where(seen.unsqueeze(-1), likelihood, 0.0)
 
 
-def computed(*tensors: Tensor) -> tuple[torch.dtype, list[Tensor]]:
-    """Their dtype, and the tensors in that of the computation: 16-bit floats in float32."""
-    dtype = tensors[0].dtype
-    return dtype, [t.to(carry_dtype(dtype)) for t in tensors]
-
-
 def backend_of(
-    initial: Tensor,
-    transition: Tensor,
-    likelihood: Tensor,
-    sequences: Tensor | None,
-    backend: str | None,
-    deterministic: bool | None,
+    model: Model, sequences: Tensor | None, backend: str | None, deterministic: bool | None
 ) -> str | None:
     """The backend of the scans; None for a model of many states that is computed without scans, by
     the functions of `many_states`. Raises ScanValueError for shapes that do not fit such a model.
 
-    sequences: as `sequences_of` gives them. A model of packed ones is scanned, and `forward` checks
-    its shapes.
+    sequences: the offsets of packed ones; such a model is scanned, and `forward` checks its shapes.
     """
+    initial, transition, likelihood = model
     backend = checked_backend(backend, deterministic)
     if backend != "auto" or not has_many_states(likelihood):
         return backend
@@ -303,7 +306,7 @@ def forward(
     """What `op` gives at each step [..., T, K], and of each sequence as a whole [...].
 
     total: how `op` joins weights, for sequences without a step.
-    offsets: as `sequences_of` gives them.
+    offsets: checked.
     """
     *batch, T, K = likelihood.shape
     axis = len(batch)

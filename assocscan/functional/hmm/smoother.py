@@ -13,7 +13,7 @@ What its states have in common is kept apart, as in the filter (`ops.normalised_
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple, overload
+from typing import Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -26,16 +26,7 @@ from ...ops.normalised_paths import Paths, element, log_paths, whole
 from ...ops.semiring import log_sum
 from ...torch_state import loadable
 from ..argument_errors import named_scan
-from .filter_and_viterbi import (
-    FORWARD,
-    at_each_step,
-    backend_of,
-    carry_of,
-    computed,
-    forward,
-    of_observed,
-    sequences_of,
-)
+from .filter_and_viterbi import FORWARD, at_each_step, carry_of, checked_model, forward
 from .many_states import smoothed_many
 
 __all__ = ["HMMPosterior", "hmm_smoother"]
@@ -160,18 +151,18 @@ def hmm_smoother(
     applications in speech recognition", Proceedings of the IEEE 77(2), 1989, section III.
     """
     are_wanted = flag("pairs", pairs)
-    sequences = sequences_of(initial, transition, likelihood, offsets)
-    likelihood = of_observed(likelihood, observed)
-    dtype, (initial, transition, likelihood) = computed(initial, transition, likelihood)
-    backend = backend_of(initial, transition, likelihood, sequences, backend, deterministic)
+    dtype, model, engine = checked_model(
+        initial, transition, likelihood, observed, offsets, backend, deterministic
+    )
+    _, transition, likelihood = model
+    sequences = engine["offsets"]
     *batch, T, K = likelihood.shape
     first = edge_mask((*batch, T), len(batch), False, sequences, likelihood.device)
-    if backend is None:
-        smoothed, filtered, after = smoothed_many(initial, transition, likelihood)
+    if engine["backend"] is None:
+        smoothed, filtered, after = smoothed_many(*model)
         transition = at_each_step(transition, likelihood)
     else:
-        engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
-        filtered, _ = forward(FORWARD, log_sum, initial, transition, likelihood, **engine)
+        filtered, _ = forward(FORWARD, log_sum, *model, **engine)
         transition = at_each_step(transition, likelihood)
         xs = likelihood, filtered, first.expand(*batch, T), transition
         starts = carry_shape(likelihood[..., 0], len(batch), sequences)
