@@ -10,8 +10,8 @@ from ...engines.base.packed_offsets import validated
 from ...engines.base.shifted_leaves import sequence_of_steps
 from ...errors import ScanTypeError, ScanValueError
 from ...monoids.leaf_checks import check_axis, check_tensor
-from ...torch_state import has_own_dispatch, needs_dispatcher
 from ...wording import shown
+from ..operands import is_readable
 
 __all__ = ["from_padded", "lengths_of", "offsets_of", "to_padded"]
 
@@ -35,7 +35,7 @@ def offsets_of(lengths: Tensor) -> Tensor:
         ValueError: they have not one dimension; on the CPU also where one is negative.
     """
     check_counts("lengths", lengths, "[S] for S sequences")
-    if can_be_read(lengths) and bool((lengths < 0).any()):
+    if is_readable(lengths) and bool((lengths < 0).any()):
         k = int((lengths < 0).nonzero()[0])
         raise ScanValueError(f"lengths[{k}] is {int(lengths[k])}, but no sequence is so short")
     return summed(lengths)
@@ -60,7 +60,7 @@ def lengths_of(offsets: Tensor) -> Tensor:
             decrease.
     """
     check_boundaries(offsets)
-    if can_be_read(offsets):
+    if is_readable(offsets):
         validated(offsets.long(), int(offsets[-1]))
     return offsets.long().diff()
 
@@ -164,13 +164,6 @@ def places(offsets: Tensor, length: int, longest: int) -> Tensor:
     position = torch.arange(length, device=offsets.device)
     sequence = sequence_of_steps(offsets, length)
     return position - offsets[sequence] + sequence * longest
-
-
-def can_be_read(t: Tensor) -> bool:
-    """Whether values can be read now, and without waiting for a GPU."""
-    if t.device.type != "cpu" or torch.compiler.is_compiling():
-        return False
-    return not (needs_dispatcher() or has_own_dispatch([t]))
 
 
 def check_boundaries(offsets: Tensor) -> None:
