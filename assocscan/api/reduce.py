@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import torch
 
+from ..engines.base.shifted_leaves import at_last_steps
 from ..engines.eager.owned_results import owned
 from ..errors import ScanValueError
 from ..hooks import HOOKS
@@ -160,12 +161,8 @@ def reduced(call: ScanCall, finals: list[torch.Tensor], raw: list[torch.Tensor])
 
 def last_inputs(call: ScanCall) -> list[torch.Tensor]:
     """The inputs at the last step of every sequence (its first position if reverse)."""
-    leaves, axis, length = widen(call.leaves), call.axis, call.length
-    if call.offsets is None:
-        return [t.select(axis, 0 if call.reverse else length - 1) for t in leaves]
-    last = call.offsets[:-1] if call.reverse else call.offsets[1:] - 1
-    last = last.to(leaves[0].device).clamp(0, length - 1)
-    return [t.index_select(axis, last).movedim(axis, 0) for t in leaves]
+    leaves, where = widen(call.leaves), (call.axis, call.reverse, call.offsets)
+    return [at_last_steps(t, *where) for t in leaves]
 
 
 def require_last_inputs(call: ScanCall) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ..engines.base.shifted_leaves import at_last_steps
 from ..errors import AssocScanError, ScanTypeError, ScanValueError
 from ..functional.argument_errors import in_words, named_scan
 from ..functional.operands import carry_dtype, checked_offsets
@@ -254,14 +255,10 @@ def last_state(
     if offsets is None:
         if length == 0:
             return h.new_zeros(shape) if state is None else copied(state, h, shape)
-        return h[:, 0 if reverse else -1].clone()
+        return at_last_steps(h, 1, reverse, None).clone()
     shape = (offsets.shape[0] - 1, *shape)
     if not isinstance(state, Tensor):
         state = h.new_full(shape, 0 if state is None else state)
     if length == 0:
         return copied(state, h, shape)
-    bounds = offsets.to(h.device)
-    place = bounds[:-1] if reverse else bounds[1:] - 1
-    found = h.index_select(1, place.clamp(0, length - 1)).movedim(1, 0)
-    is_empty = (bounds.diff() <= 0).view(-1, *[1] * (h.dim() - 1))
-    return torch.where(is_empty, state, found)
+    return at_last_steps(h, 1, reverse, offsets, state)

@@ -55,6 +55,29 @@ def carry_shape(y: torch.Tensor, axis: int, offsets: torch.Tensor | None) -> lis
     return rest if offsets is None else [offsets.shape[0] - 1, *rest]
 
 
+def at_last_steps(
+    t: torch.Tensor,
+    axis: int,
+    reverse: bool,
+    offsets: torch.Tensor | None,
+    otherwise: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """t at the last step of each sequence in scan order, in the shape `carry_shape`. The axis has a
+    step at least. For the first steps, pass the opposite of the scan's `reverse`.
+
+    otherwise: what stands for an empty sequence; if None, t at some step does.
+    """
+    if offsets is None:
+        return t.select(axis, 0 if reverse else -1)
+    bounds = offsets.to(t.device)
+    place = (bounds[:-1] if reverse else bounds[1:] - 1).clamp(0, t.shape[axis] - 1)
+    found = t.index_select(axis, place).movedim(axis, 0)
+    if otherwise is None:
+        return found
+    is_empty = (bounds.diff() <= 0).view(-1, *[1] * (t.dim() - 1))
+    return torch.where(is_empty, otherwise, found)
+
+
 def sequence_of_steps(offsets: torch.Tensor, length: int) -> torch.Tensor:
     """The number of the sequence of each of `length` packed steps."""
     position = torch.arange(length, device=offsets.device)

@@ -20,7 +20,7 @@ from torch import Tensor
 from ... import ops
 from ...api.flags_and_backends import checked_backend
 from ...api.tensor_subclasses import overridable, takes_parts
-from ...engines.base.shifted_leaves import carry_shape, edge_mask
+from ...engines.base.shifted_leaves import at_last_steps, carry_shape, edge_mask
 from ...errors import ScanValueError
 from ...monoids.combinators import with_lower
 from ...monoids.monoid import Monoid
@@ -319,9 +319,7 @@ def forward(
     steps, totals = named_scan(NAMES, op, xs, -1, init=carry, offsets=offsets, **engine)
     if offsets is None:
         return steps, totals[..., -1]
-    last = totals.index_select(-1, (offsets[1:] - 1).clamp(0, T - 1).to(totals.device))
-    empty = (offsets[1:] <= offsets[:-1]).to(totals.device).view(-1, *[1] * axis)
-    return steps, torch.where(empty, total(initial, -1), last.movedim(-1, 0))
+    return steps, at_last_steps(totals, axis, False, offsets, total(initial, -1))
 
 
 def carry_of(weights: Tensor) -> Paths:

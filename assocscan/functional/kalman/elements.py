@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ...engines.base.shifted_leaves import edge_mask, previous_state
+from ...engines.base.shifted_leaves import at_last_steps, edge_mask, previous_state
 from ...monoids.combinators import with_lift, with_lower
 from ...monoids.monoid import Monoid
 from ...ops.elimination import inverse, inverse_and_logdet
@@ -140,10 +140,7 @@ def updated(
 
 def at_starts(t: Tensor, axis: int, offsets: Tensor | None) -> Tensor:
     """The leaf at the first step of each sequence [S, ...]; of an empty one, at any step."""
-    if offsets is None:
-        return t.select(axis, 0)
-    first = offsets[:-1].clamp(0, t.shape[axis] - 1).to(t.device)
-    return t.index_select(axis, first).movedim(axis, 0)
+    return at_last_steps(t, axis, True, offsets)
 
 
 def nearby(

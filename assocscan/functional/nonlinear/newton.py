@@ -23,7 +23,7 @@ from ...autodiff.newton_operator import NewtonOperator, derive_newton
 from ...engines.base.commands import Tensors
 from ...engines.base.executable import Executable
 from ...engines.base.scan_spec import MaybeTensor, NewtonOptions, ScanSpec, plain
-from ...engines.base.shifted_leaves import previous_state
+from ...engines.base.shifted_leaves import at_last_steps, previous_state
 from ...engines.eager.owned_results import owned
 from ...engines.eager.program_interpreter import joined
 from ...errors import BackendError, UnsupportedOperation
@@ -286,20 +286,9 @@ class Solution:
         lowered = evaluate(op.lower, [*parts, *raw, edge], EXACT_DTYPES)
         outputs = [joined(lowered, op.outputs, k, spec.batch) for k in range(len(op.outputs))]
         outputs = owned(outputs, self.given)
-        finals = [self.last(states[k], self.h[k]) for k in spec.final]
+        where = spec.axis, spec.reverse, self.offsets
+        finals = [at_last_steps(states[k], *where, self.h[k]).clone() for k in spec.final]
         return outputs, finals
-
-    def last(self, states: torch.Tensor, init: torch.Tensor) -> torch.Tensor:
-        spec = self.spec
-        axis, length = spec.axis, spec.length
-        if self.offsets is None:
-            return states.select(axis, 0 if spec.reverse else length - 1).clone()
-        offsets = self.offsets.to(spec.device)
-        begin, end = offsets[:-1], offsets[1:]
-        place = (begin if spec.reverse else end - 1).clamp(0, max(length - 1, 0))
-        found = states.index_select(axis, place).movedim(axis, 0)
-        is_empty = (begin == end).view(-1, *[1] * (found.dim() - 1))
-        return torch.where(is_empty, init, found)
 
 
 def is_solvable(op: Operator) -> bool:
