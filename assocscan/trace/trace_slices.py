@@ -12,7 +12,7 @@ import torch
 
 from ..errors import ScanValueError, UnsupportedOperation
 from ..program.dtypes import STORAGE_ONLY
-from ..program.operator import Leaf, Operator, promoted, scalars
+from ..program.operator import Leaf, Operator, promoted
 from ..pytrees import TreeSpec, flatten, leaf_paths, template, unflatten
 from .fx_trace import Signature, Trace, trace
 from .missing_dtypes import require_implemented
@@ -136,7 +136,7 @@ def trace_slices(
         combine = program(scalar, (*state, *state), state, aligned(wide, spec, name))
         operator = Operator(
             name, leaves, state, leaves, cast_program(leaves, state), combine,
-            cast_program(state, leaves, (*scalars(leaves), "b1")), None,
+            cast_program(state, leaves, leaves), None,
         )  # fmt: skip
     except UnsupportedOperation as error:
         why_not = str(error)

@@ -6,6 +6,8 @@ what the user gets, and one with float32 in their place, which is what the kerne
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -105,18 +107,11 @@ def lifted(
 def trace_monoid(monoid: Any, input_spec: TreeSpec, inputs: tuple[Leaf, ...]) -> TracedMonoid:
     """Trace `monoid` (combine, lift, lower, identity) for these input leaves."""
     steps = Steps(monoid, input_spec, inputs)
-    state_spec, declared = steps.lifted()
-    state = promoted(declared)
-    steps.check_combine(state_spec, state)
-    output_spec, outputs = steps.lowered(state_spec, declared)
-    identity = resolve_identity(monoid, state_spec, state)
-    by_component = steps.by_component(state_spec, state, output_spec, outputs, identity)
+    steps.read(widens=True)
+    by_component = steps.by_component()
     if by_component is not None:
-        return TracedMonoid(
-            input_spec, state_spec, output_spec, inputs, state, outputs, identity,
-            lambda: (None, ""), steps.pointwise, by_component=by_component,
-        )  # fmt: skip
-    matrices = steps.matrices(state_spec, state, identity)
+        return steps.traced(lambda: (None, ""), steps.pointwise, by_component=by_component)
+    matrices = steps.matrices()
 
     def unroll() -> tuple[Operator | None, str]:
         if matrices is not None and matrices.combine.products > MAX_INSTRUCTIONS:
@@ -124,28 +119,56 @@ def trace_monoid(monoid: Any, input_spec: TreeSpec, inputs: tuple[Leaf, ...]) ->
             return None, f"the element unrolls to more than {MAX_INSTRUCTIONS} scalar operations"
         try:
             with isolated():
-                return steps.operator(state_spec, state, outputs, identity), ""
+                return steps.operator(), ""
         except UnsupportedOperation as error:
             return None, str(error)
 
-    vectors = steps.vectors(state_spec, state, outputs, identity)
-    traced = TracedMonoid(
-        input_spec, state_spec, output_spec, inputs, state, outputs, identity, unroll,
-        steps.pointwise, matrices, vectors=vectors, along=steps.along(),
-    )  # fmt: skip
+    vectors = steps.vectors()
+    traced = steps.traced(
+        unroll, steps.pointwise, matrices=matrices, vectors=vectors, along=steps.along()
+    )
     if vectors is None:  # with a state axis it is unrolled when an engine needs that
         _ = traced.operator
     return traced
 
 
 class Steps:
-    """The traces that `trace_monoid` needs, on true dtypes and on those that kernels compute in."""
+    """The traces that `trace_monoid` needs, on true dtypes and on those that kernels compute in;
+    `read` finds what they give."""
+
+    state_spec: TreeSpec
+    state: tuple[Leaf, ...]
+    output_spec: TreeSpec
+    outputs: tuple[Leaf, ...]
+    identity: tuple[torch.Tensor, ...] | None
 
     def __init__(self, monoid: Any, spec: TreeSpec, inputs: tuple[Leaf, ...]) -> None:
         self.monoid, self.spec, self.inputs = monoid, spec, inputs
         self.traces: dict[tuple[Any, ...], Trace] = {}
         self.calls: dict[str, tuple[TreeSpec, list[Signature]]] = {}  # the last of each role
         self.pointwise = True
+
+    def read(self, widens: bool) -> None:
+        """Find the structures and leaves of state and outputs, and the identity. widens: whether
+        floats of a state are combined in the widest of them."""
+        self.state_spec, declared = self.lifted()
+        self.state = promoted(declared) if widens else declared
+        traced = self.trace("combine", *self.arguments("combine", self.state), wide=False)
+        check_results(traced, self.state_spec, self.state, self.monoid.name, self.monoid.combine)
+        self.output_spec, self.outputs = self.state_spec, declared
+        if self.monoid.lower is not None:
+            traced = self.trace("lower", *self.arguments("lower", declared), wide=False)
+            self.output_spec, self.outputs = traced.spec, leaves_of(traced)
+        self.identity = resolve_identity(self.monoid, self.state_spec, self.state)
+
+    def traced(
+        self, unroll: Callable[[], tuple[Operator | None, str]], pointwise: bool, **forms: Any
+    ) -> TracedMonoid:
+        """What `read` found, with the operator in other forms."""
+        return TracedMonoid(
+            self.spec, self.state_spec, self.output_spec, self.inputs, self.state, self.outputs,
+            self.identity, unroll, pointwise, **forms,
+        )  # fmt: skip
 
     def label(self, role: str) -> str:
         return str(self.monoid.name) if role == "combine" else f"{self.monoid.name}.{role}"
@@ -188,19 +211,22 @@ class Steps:
     def lifted(self) -> tuple[TreeSpec, tuple[Leaf, ...]]:
         if self.monoid.lift is None:
             return self.spec, self.inputs
-        traced = self.trace("lift", lift_arguments(self.spec), self.inputs, wide=False)
+        traced = self.trace("lift", *self.arguments("lift", ()), wide=False)
         if not traced.results:
             raise ScanValueError(f"lift of {self.monoid.name!r} returns an empty pytree")
         require_lifted(self.monoid, template(traced.spec))
-        return traced.spec, tuple(Leaf(r.dtype, r.shape) for r in traced.results)
+        return traced.spec, leaves_of(traced)
 
-    def lower_call(
-        self, state_spec: TreeSpec, state: tuple[Leaf, ...]
-    ) -> tuple[TreeSpec, list[Leaf]]:
+    def arguments(self, role: str, state: Sequence[Leaf]) -> tuple[TreeSpec, list[Leaf]]:
+        """What the function of this role is called with."""
+        if role == "lift":
+            return lift_arguments(self.spec), [*self.inputs]
+        element = template(self.state_spec)
+        if role == "combine":
+            return flatten((element, element))[1], [*state, *state]
         if self.lower_takes_inputs():
-            pair = (template(state_spec), template(self.spec))
-            return flatten(pair)[1], [*state, *self.inputs]
-        return flatten((template(state_spec),))[1], list(state)
+            return flatten((element, template(self.spec)))[1], [*state, *self.inputs]
+        return flatten((element,))[1], [*state]
 
     def lower_takes_inputs(self) -> bool:
         try:
@@ -208,146 +234,106 @@ class Steps:
         except TraceError as error:
             raise TraceError(f"operator {self.monoid.name!r}: {error}") from None
 
-    def lowered(
-        self, state_spec: TreeSpec, state: tuple[Leaf, ...]
-    ) -> tuple[TreeSpec, tuple[Leaf, ...]]:
-        if self.monoid.lower is None:
-            return state_spec, state
-        traced = self.trace("lower", *self.lower_call(state_spec, state), wide=False)
-        return traced.spec, tuple(Leaf(r.dtype, r.shape) for r in traced.results)
+    def wide(self, role: str) -> Trace:
+        """The trace of a function on the dtypes that kernels compute in."""
+        return self.trace(role, *self.arguments(role, self.state), wide=True)
 
-    def combine_call(
-        self, state_spec: TreeSpec, state: tuple[Leaf, ...]
-    ) -> tuple[TreeSpec, list[Leaf]]:
-        return flatten((template(state_spec), template(state_spec)))[1], [*state, *state]
+    def combine(self) -> tuple[Trace, list[int]]:
+        """The trace of `combine`, and which of its results each leaf of the state is."""
+        traced = self.wide("combine")
+        return traced, aligned(traced, self.state_spec, self.monoid.name)
 
-    def check_combine(self, state_spec: TreeSpec, state: tuple[Leaf, ...]) -> None:
-        traced = self.trace("combine", *self.combine_call(state_spec, state), wide=False)
-        check_results(traced, state_spec, state, self.monoid.name, self.monoid.combine)
+    def lift_and_lower(
+        self, program: Callable[..., Program], cast: Callable[..., Program]
+    ) -> tuple[Program, Program]:
+        """The programs of `lift` and `lower`.
 
-    def operator(
-        self,
-        state_spec: TreeSpec,
-        state: tuple[Leaf, ...],
-        outputs: tuple[Leaf, ...],
-        identity: tuple[torch.Tensor, ...] | None,
-    ) -> Operator:
-        raw = scalars(self.inputs)
-        combine = self.trace("combine", *self.combine_call(state_spec, state), wide=True)
-        order = aligned(combine, state_spec, self.monoid.name)
+        program: that of a trace. cast: the one that returns its inputs, cast to the dtypes of the
+        results. Both take leaves that are not read as `extra`.
+        """
         if self.monoid.lift is None:
-            lift = cast_program(self.inputs, state)
+            lift = cast(self.inputs, self.state)
         else:
-            traced = self.trace("lift", lift_arguments(self.spec), self.inputs, wide=True)
-            lift = program(traced, self.inputs, state)
+            lift = program(self.wide("lift"), self.inputs, self.state)
         if self.monoid.lower is None:
-            lower = cast_program(state, outputs, (*raw, "b1"))
-        else:
-            spec, leaves = self.lower_call(state_spec, state)
-            traced = self.trace("lower", spec, leaves, wide=True)
-            rest = () if len(leaves) > len(state) else raw
-            lower = program(traced, tuple(leaves), outputs, extra=(*rest, "b1"))
+            return lift, cast(self.state, self.outputs, extra=self.inputs)
+        _, given = self.arguments("lower", self.state)
+        unread = () if len(given) > len(self.state) else self.inputs
+        return lift, program(self.wide("lower"), given, self.outputs, extra=unread)
+
+    def operator(self) -> Operator:
+        combine, order = self.combine()
+        lift, lower = self.lift_and_lower(program, cast_program)
         for role, (spec, arguments) in self.calls.items():
             require_implemented(getattr(self.monoid, role), spec, arguments, self.label(role))
         return Operator(
-            self.monoid.name, self.inputs, state, outputs, lift,
-            program(combine, (*state, *state), state, order), lower,
-            identity_literals(identity, state),
+            self.monoid.name, self.inputs, self.state, self.outputs, lift,
+            program(combine, (*self.state, *self.state), self.state, order), lower,
+            identity_literals(self.identity, self.state),
             sequential=self.monoid.sequential, constant=self.monoid.constant,
         )  # fmt: skip
 
-    def by_component(
-        self,
-        state_spec: TreeSpec,
-        state: tuple[Leaf, ...],
-        output_spec: TreeSpec,
-        outputs: tuple[Leaf, ...],
-        identity: tuple[torch.Tensor, ...] | None,
-    ) -> TracedMonoid | None:
+    def has_uniform_identity(self) -> bool:
+        pairs = zip(self.identity or (), self.state, strict=False)
+        return all(is_uniform(value, leaf) for value, leaf in pairs)
+
+    def by_component(self) -> TracedMonoid | None:
         """The monoid on scalars, where every component of its elements stands alone."""
         shape = self.inputs[0].shape
         if math.prod(shape) < MIN_COMPONENTS or self.monoid.adjoint is not None:
             return None
-        if any(leaf.shape != shape for leaf in (*self.inputs, *state, *outputs)):
+        if any(leaf.shape != shape for leaf in (*self.inputs, *self.state, *self.outputs)):
             return None
-        pairs = zip(identity or (), state, strict=False)
-        if not all(is_uniform(value, leaf) for value, leaf in pairs):
+        if not self.has_uniform_identity():
             return None
-        self.trace("combine", *self.combine_call(state_spec, state), wide=True)
-        if self.monoid.lift is not None:
-            self.trace("lift", lift_arguments(self.spec), self.inputs, wide=True)
-        if self.monoid.lower is not None:
-            self.trace("lower", *self.lower_call(state_spec, state), wide=True)
+        for role in ("combine", "lift", "lower"):
+            if getattr(self.monoid, role) is not None:
+                self.wide(role)
         if not all(is_pointwise(traced, shape) for traced in self.traces.values()):
             return None
         for traced in self.traces.values():
             as_scalars(traced, shape)
-        self.inputs = scalar_leaves(self.inputs)
-        state, outputs = scalar_leaves(state), scalar_leaves(outputs)
-        if identity is not None:
-            identity = tuple(v.flatten()[0].clone() for v in identity)
+        scalar = copy.copy(self)
+        scalar.inputs, scalar.state, scalar.outputs = (
+            tuple(Leaf(leaf.dtype) for leaf in leaves)
+            for leaves in (self.inputs, self.state, self.outputs)
+        )
+        if self.identity is not None:
+            scalar.identity = tuple(v.flatten()[0].clone() for v in self.identity)
         operator, why_not = None, ""
         try:
-            operator = self.operator(state_spec, state, outputs, identity)
+            operator = scalar.operator()
         except UnsupportedOperation as error:
             why_not = str(error)
-        return TracedMonoid(
-            self.spec, state_spec, output_spec, self.inputs, state, outputs, identity,
-            lambda: (operator, why_not), pointwise=True,
-        )  # fmt: skip
+        return scalar.traced(lambda: (operator, why_not), pointwise=True)
 
-    def matrices(
-        self,
-        state_spec: TreeSpec,
-        state: tuple[Leaf, ...],
-        identity: tuple[torch.Tensor, ...] | None,
-    ) -> MatrixOperator | None:
+    def matrices(self) -> MatrixOperator | None:
         """The operator over whole leaves, where they are matrices too large to unroll."""
         monoid = self.monoid
         if monoid.lift is not None or (monoid.lower is not None and takes_inputs(monoid.lower)):
             return None
-        if not any(leaf.shape for leaf in state):
+        if not any(leaf.shape for leaf in self.state):
             return None
-        combine = self.trace("combine", *self.combine_call(state_spec, state), wide=True)
-        lower = None
-        if monoid.lower is not None:
-            lower = self.trace("lower", *self.lower_call(state_spec, state), wide=True)
-        order = aligned(combine, state_spec, monoid.name)
-        return matrix_operator(monoid.name, state, identity, combine, order, lower)
+        combine, order = self.combine()
+        lower = None if monoid.lower is None else self.wide("lower")
+        return matrix_operator(monoid.name, self.state, self.identity, combine, order, lower)
 
-    def vectors(
-        self,
-        state_spec: TreeSpec,
-        state: tuple[Leaf, ...],
-        outputs: tuple[Leaf, ...],
-        identity: tuple[torch.Tensor, ...] | None,
-    ) -> VectorOperator | None:
+    def vectors(self) -> VectorOperator | None:
         """The operator with a state axis; None where it has none."""
-        size = size_of_states((*self.inputs, *state, *outputs))
-        if size is None:
-            return None
-        pairs = zip(identity or (), state, strict=False)
-        if not all(is_uniform(value, leaf) for value, leaf in pairs):
+        state = self.state
+        size = size_of_states((*self.inputs, *state, *self.outputs))
+        if size is None or not self.has_uniform_identity():
             return None
         try:
-            combine = self.trace("combine", *self.combine_call(state_spec, state), wide=True)
-            order = aligned(combine, state_spec, self.monoid.name)
+            combine, order = self.combine()
             advance = state_program(combine, (*state, *state), state, size, order)
-            if self.monoid.lift is None:
-                lift = cast_states(self.inputs, state, size)
-            else:
-                traced = self.trace("lift", lift_arguments(self.spec), self.inputs, wide=True)
-                lift = state_program(traced, self.inputs, state, size)
-            if self.monoid.lower is None:
-                lower = cast_states(state, outputs, size, self.inputs)
-            else:
-                spec, leaves = self.lower_call(state_spec, state)
-                traced = self.trace("lower", spec, leaves, wide=True)
-                rest = () if len(leaves) > len(state) else self.inputs
-                lower = state_program(traced, leaves, outputs, size, extra=rest)
+            lift, lower = self.lift_and_lower(
+                functools.partial(state_program, size=size),
+                functools.partial(cast_states, size=size),
+            )
         except UnsupportedOperation:
             return None
-        literals = identity_literals(identity, state)
+        literals = identity_literals(self.identity, state)
         if literals is not None:
             literals = tuple(
                 literals[span.start + part]
@@ -355,8 +341,12 @@ class Steps:
                 for part in range(parts(leaf))
             )
         return VectorOperator(
-            self.monoid.name, size, self.inputs, state, outputs, lift, advance, lower, literals
+            self.monoid.name, size, self.inputs, state, self.outputs, lift, advance, lower, literals
         )
+
+
+def leaves_of(traced: Trace) -> tuple[Leaf, ...]:
+    return tuple(Leaf(r.dtype, r.shape) for r in traced.results)
 
 
 def cast_states(
@@ -369,17 +359,18 @@ def cast_states(
     return builder.build([builder.cast(k, d) for k, d in enumerate(part_dtypes(results))])
 
 
-def scalar_leaves(leaves: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
-    return tuple(Leaf(leaf.dtype) for leaf in leaves)
-
-
 def cast_program(
-    leaves: Sequence[Leaf], results: Sequence[Leaf], extra: tuple[str, ...] = ()
+    leaves: Sequence[Leaf], results: Sequence[Leaf], extra: Sequence[Leaf] | None = None
 ) -> Program:
-    """The program that returns its inputs, cast to the dtypes of `results`; `extra` is unused."""
-    inputs, kinds = scalars(tuple(leaves)), scalars(tuple(results))
-    builder = Builder((*inputs, *extra))
+    """The program that returns its inputs, cast to the dtypes of `results`; `extra` as of
+    `program`."""
+    kinds = scalars(tuple(results))
+    builder = Builder((*scalars(tuple(leaves)), *unread(extra)))
     return builder.build([builder.cast(k, kind) for k, kind in enumerate(kinds)])
+
+
+def unread(extra: Sequence[Leaf] | None) -> tuple[str, ...]:
+    return () if extra is None else (*scalars(tuple(extra)), "b1")
 
 
 def program(
@@ -387,10 +378,11 @@ def program(
     arguments: Sequence[Leaf],
     results: Sequence[Leaf],
     order: Sequence[int] | None = None,
-    extra: tuple[str, ...] = (),
+    extra: Sequence[Leaf] | None = None,
 ) -> Program:
-    """The scalar program of a trace; `extra` inputs are unused."""
-    builder = Builder((*scalars(tuple(arguments)), *extra))
+    """The scalar program of a trace. extra: of a `lower`, the leaves that it does not read, which
+    are inputs too, and after them the flag of the edge."""
+    builder = Builder((*scalars(tuple(arguments)), *unread(extra)))
     symbols, start = [], 0
     for leaf in arguments:
         ids = torch.arange(start, start + leaf.components)
@@ -492,14 +484,8 @@ def observed(
     """`trace_monoid` where torch cannot trace, as `why_not` says: the functions are run once on
     example tensors, to learn the structures, shapes and dtypes that the eager engine needs."""
     steps = ObservedSteps(monoid, input_spec, inputs)
-    state_spec, state = steps.lifted()
-    steps.check_combine(state_spec, state)
-    output_spec, outputs = steps.lowered(state_spec, state)
-    identity = resolve_identity(monoid, state_spec, state)
-    return TracedMonoid(
-        input_spec, state_spec, output_spec, inputs, state, outputs, identity,
-        lambda: (None, why_not), pointwise=False,
-    )  # fmt: skip
+    steps.read(widens=False)
+    return steps.traced(lambda: (None, why_not), pointwise=False)
 
 
 class ObservedSteps(Steps):
