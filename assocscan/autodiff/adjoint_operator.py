@@ -36,7 +36,7 @@ from ..program.dtypes import EXACT_DTYPES, FLOATS
 from ..program.operator import Edge, Leaf, Operator, closure, scalars, spans
 from ..program.operator_names import composed
 from ..program.program_builder import Builder, Key, Program, encode
-from .derivative_rules import Cotangent, choose, vjp
+from .derivative_rules import Cotangent, choose, or_zero, vjp
 from .jacobian import Entry, Matrix, choose_entry, entry_values, group_entries
 from .selections import Block, block_masks
 
@@ -192,7 +192,7 @@ class Derivation:
         builder = Builder((*kinds, *self.all_inputs))
         pulled = self.pull(builder, False, count, self.seeds(range(count), carried, count))
         following = [
-            builder.const(0.0, kind) if pulled[c] is None else builder.cast(pulled[c] or 0, kind)
+            builder.cast(or_zero(builder, pulled[c], kind), kind)
             for c, kind in zip(carried, kinds, strict=True)
         ]
         step = builder.build(following)
@@ -242,9 +242,9 @@ class Derivation:
         lifted.extend(
             builder.cast(g.value(builder, entries, common), common) for g in matrix.groups
         )
-        for c, kind in zip(carried, kinds, strict=True):
-            v = offset[c]
-            lifted.append(builder.const(0.0, kind) if v is None else v)
+        lifted.extend(
+            or_zero(builder, offset[c], kind) for c, kind in zip(carried, kinds, strict=True)
+        )
         state = (
             *(Leaf(torch.bool) for _ in blocks),
             *(Leaf(torch_float(common)) for _ in matrix.groups),
@@ -448,13 +448,9 @@ class Derivation:
             edge = start + len(self.all_inputs)
             initial = self.pull(builder, True, start, seeds)[n:]
             regular = [choose(builder, edge, a, b) for a, b in zip(initial, regular, strict=True)]
-        results = []
         parts = spans(self.op.inputs)
-        for leaf in self.request.wanted:
-            for c in parts[leaf]:
-                value = regular[c]
-                results.append(builder.const(0.0, self.raw[c]) if value is None else value)
-        return builder.build(results)
+        wanted = [c for leaf in self.request.wanted for c in parts[leaf]]
+        return builder.build([or_zero(builder, regular[c], self.raw[c]) for c in wanted])
 
 
 def torch_float(kind: str) -> torch.dtype:

@@ -246,6 +246,10 @@ def choose(builder: Builder, condition: int, first: Cotangent, other: Cotangent)
     )
 
 
+def or_zero(builder: Builder, value: Cotangent, kind: str) -> int:
+    return builder.const(0, kind) if value is None else value
+
+
 def local_cotangents(
     m: ScalarMath, op: str, g: int, operands: list[int], y: int
 ) -> tuple[Cotangent, ...]:

@@ -22,11 +22,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..program.dtypes import FLOATS
-from ..program.operator import Edge, Leaf, Operator, components, scalars, spans
+from ..program.operator import Edge, Leaf, Operator, components, spans
 from ..program.operator_names import composed
 from ..program.program_builder import Builder, Program
 from .adjoint_operator import Derivation, Request
-from .derivative_rules import Cotangent, choose, jvp
+from .derivative_rules import Cotangent, choose, jvp, or_zero
 from .jacobian import Entry, choose_entry
 
 
@@ -184,11 +184,5 @@ class _TangentDerivation(Derivation):
             for a, b, along in zip(initial, results, incoming, strict=True)
         ]
         parts = spans(self.op.outputs)
-        values = [results[c] for k in shown for c in parts[k]]
-        kinds = [scalars(self.op.outputs)[c] for k in shown for c in parts[k]]
-        return builder.build(
-            [
-                builder.const(0.0, kind) if v is None else v
-                for v, kind in zip(values, kinds, strict=True)
-            ]
-        )
+        wanted = [c for k in shown for c in parts[k]]
+        return builder.build([or_zero(builder, results[c], self.outputs[c]) for c in wanted])

@@ -24,7 +24,7 @@ from ..program.program_builder import Builder, Instruction, Program
 from ..program.vectors.state_axis import REDUCTIONS
 from ..program.vectors.vector_adjoint import VectorAdjoint
 from ..program.vectors.vector_operator import VectorOperator, part_dtypes, part_spans
-from .derivative_rules import Cotangent, vjp
+from .derivative_rules import Cotangent, or_zero, vjp
 
 # Forward values that the backward pass reads instead of computing them again.
 EXPENSIVE = LIBRARY | REDUCTIONS.keys() | {"sigmoid", "pow", "rsqrt", "sqrt"}
@@ -71,13 +71,10 @@ def backward_step(adjoint: VectorAdjoint, first: bool) -> BackwardStep:
         m if state_kinds[c] in FLOATS else None for c, m in zip(carry, incoming, strict=True)
     ]
     found = vjp(builder, step, range(count), [*seeds, *output_seeds(adjoint, given)])
-    results: list[int] = []
-    for c in carry:
-        results.append(or_zero(builder, found[c], state_kinds[c]))
+    results = [or_zero(builder, found[c], state_kinds[c]) for c in carry]
     spans = part_spans(op.inputs)
-    for leaf in adjoint.wanted:
-        for c in spans[leaf]:
-            results.append(or_zero(builder, found[op.width + c], op.step_inputs[op.width + c]))
+    wanted = [op.width + c for leaf in adjoint.wanted for c in spans[leaf]]
+    results += [or_zero(builder, found[v], op.step_inputs[v]) for v in wanted]
     joint = builder.build(results)
     # A first step's y[t] is often an input, which is read from there.
     known = {} if first else equal_values(step.select(range(len(carry))), joint, reached)
@@ -168,10 +165,6 @@ def total_step(adjoint: VectorAdjoint) -> Program | None:
     program = builder.build(results)
     depends = any(v < op.width for v in program.used_inputs)
     return None if depends or any(i.op in REDUCTIONS for i in program.instructions) else program
-
-
-def or_zero(builder: Builder, value: Cotangent, kind: str) -> int:
-    return builder.const(0, kind) if value is None else value
 
 
 def equal_values(step: Program, joint: Program, reached: Sequence[int]) -> dict[int, int]:

@@ -145,8 +145,7 @@ class Unroll(GraphWalk):
         parts = slices(self.tensors.symbolic(x, dtype), dim)
         for k in range(1, len(parts)):
             parts[k] = self.apply("add", dtype, [parts[k - 1], parts[k]])
-        planes = [torch.stack(p, dim) for p in zip(*(p.planes() for p in parts), strict=True)]
-        return Sym.of(planes, dtype)
+        return of_planes(lambda *p: torch.stack(p, dim), parts, dtype)
 
     # Matrix products.
 
@@ -223,21 +222,13 @@ class Scalarizer(Unroll):
         dtype = result_dtype(node)
         parts = [self.tensors.symbolic(p, dtype) for p in args[0]]
         target: Any = node.target
-        planes = [
-            target(list(p), *args[1:], **kwargs)
-            for p in zip(*(p.planes() for p in parts), strict=True)
-        ]
-        return Sym.of(planes, dtype)
+        return of_planes(lambda *p: target(list(p), *args[1:], **kwargs), parts, dtype)
 
     def scatter(self, node: Node, args: Any, kwargs: Any) -> Sym:
         dtype = result_dtype(node)
-        base, source = (self.tensors.symbolic(a, dtype) for a in args[:2])
+        pair = [self.tensors.symbolic(a, dtype) for a in args[:2]]
         target: Any = node.target
-        planes = [
-            target(b, s, *args[2:], **kwargs)
-            for b, s in zip(base.planes(), source.planes(), strict=True)
-        ]
-        return Sym.of(planes, dtype)
+        return of_planes(lambda *p: target(*p, *args[2:], **kwargs), pair, dtype)
 
     # Complex views.
 
@@ -255,11 +246,9 @@ class Scalarizer(Unroll):
 
     def op_constant_pad_nd(self, node: Node, x: Sym, pad: Sequence[int], value: Any = 0) -> Sym:
         filler = self.tensors.symbolic(value, x.dtype)
-        planes = [
-            torch.constant_pad_nd(p, list(pad), int(f))
-            for p, f in zip(x.planes(), filler.planes(), strict=True)
-        ]
-        return Sym.of(planes, x.dtype)
+        return of_planes(
+            lambda p, f: torch.constant_pad_nd(p, list(pad), int(f)), [x, filler], x.dtype
+        )
 
     def op_index(self, node: Node, x: Sym, indices: Sequence[Any]) -> Sym:
         if contains_sym(indices):
@@ -282,6 +271,12 @@ class Scalarizer(Unroll):
 
     def op_fill(self, node: Node, x: Sym, value: Any) -> Sym:
         return self.op_copy(node, x, value)
+
+
+def of_planes(function: Callable[..., Any], operands: Sequence[Sym], dtype: torch.dtype) -> Sym:
+    """A function of the real planes of the operands, and of the imaginary ones."""
+    planes = zip(*(x.planes() for x in operands), strict=True)
+    return Sym.of([function(*p) for p in planes], dtype)
 
 
 def slices(x: Sym, dim: int) -> list[Sym]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ....autodiff.derivative_rules import Cotangent, vjp
+from ....autodiff.derivative_rules import Cotangent, or_zero, vjp
 from ....errors import UnsupportedOperation
 from ....program.cpp_and_triton_expressions import CPP
 from ....program.dtypes import CPP_MEMORY, EXACT_DTYPES, FLOATS
@@ -103,7 +103,7 @@ def _pulled(op: Operator, count: int, raw: int) -> Pulled | None:
 
     def finished(builder: Builder, found: list[Cotangent], kinds: Sequence[str]) -> Program:
         values = [
-            builder.const(0.0, kind) if g is None else builder.cast(g, kind)
+            builder.cast(or_zero(builder, g, kind), kind)
             for g, kind in zip(found, kinds, strict=True)
         ]
         return builder.build(values)
