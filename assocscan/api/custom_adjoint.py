@@ -188,17 +188,13 @@ class _Gradients:
         inputs = list(self.tensors[: len(call.leaves)])
         if call.final_only:
             return [torch.zeros_like(y) for y in states], [None] * len(inputs)
-        if call.operator.lower is None:
-            g = [
-                torch.zeros_like(y) if o is None else o.to(y.dtype)
-                for y, o in zip(states, cotangents, strict=True)
-            ]
-            return g, [None] * len(inputs)
-        outputs, _ = lowered(call, states, self.raw)
+        outputs, _ = lowered(call, states, self.raw)  # the states, where there is no lower
         filled = [
             torch.zeros_like(y) if o is None else o.to(y.dtype)
             for y, o in zip(outputs, cotangents, strict=True)
         ]
+        if call.operator.lower is None:
+            return filled, [None] * len(inputs)
         found = self.vjp(outputs, [*states, *inputs], filled)
         return found[: len(states)], list(found[len(states) :])
 

@@ -173,12 +173,14 @@ def local_total(part: Part) -> Tensors:
     if call.length == 0 and call.init is not None:
         return list(call.init)
     if call.length == 0 and call.traced.identity is None:  # not used: it does not contribute
-        return [
-            torch.zeros((*call.carry_batch(k), *leaf.shape), dtype=leaf.accumulator,
-                        device=call.leaves[0].device)
-            for k, leaf in enumerate(call.traced.state)
-        ]  # fmt: skip
+        return [zeros_of_carry(call, k) for k in range(len(call.traced.state))]
     return run_call(call, part.backend)[1]
+
+
+def zeros_of_carry(call: ScanCall, k: int) -> torch.Tensor:
+    leaf = call.traced.state[k]
+    shape = (*call.carry_batch(k), *leaf.shape)
+    return torch.zeros(shape, dtype=leaf.accumulator, device=call.leaves[0].device)
 
 
 def total_call(part: Part) -> ScanCall:

@@ -46,7 +46,7 @@ from ..runtime.vectors.recomputed_gradient import RecomputedGradient
 from ..torch_private import saved_tensors_hooks
 from ..torch_state import is_differentiable
 from .agreement import meet
-from .carries import Part, Tensors, carries, scan_states, selected, totals
+from .carries import Part, Tensors, carries, scan_states, selected, totals, zeros_of_carry
 from .collectives import gather, token_of
 
 MaybeTensor = torch.Tensor | None
@@ -255,7 +255,7 @@ def carry_cotangents(link: Link, edges: Any, cotangents: Sequence[MaybeTensor]) 
     for k, leaf in enumerate(part.call.traced.state):
         if leaf.dtype.is_floating_point or leaf.dtype.is_complex:
             g = received[k] if received else None
-            result.append(zeros_of_carry(part, k) if g is None else g)
+            result.append(zeros_of_carry(part.call, k) if g is None else g)
     return result
 
 
@@ -271,12 +271,6 @@ def hand_totals(pairs: Sequence[tuple[GradientEdge, torch.Tensor]]) -> None:
         assert e.node is node
         given[e.output_nr] = g
     scan.hand_totals(node.saved_tensors, given)
-
-
-def zeros_of_carry(part: Part, k: int) -> torch.Tensor:
-    leaf = part.call.traced.state[k]
-    shape = (*part.call.carry_batch(k), *leaf.shape)
-    return torch.zeros(shape, dtype=leaf.accumulator, device=part.call.leaves[0].device)
 
 
 def cotangents_after(
@@ -299,7 +293,7 @@ def cotangents_after(
     if call.return_final:
         for k in smooth:
             g = final[k]
-            sent.append(zeros_of_carry(part, k) if g is None else g)
+            sent.append(zeros_of_carry(part.call, k) if g is None else g)
     if not sent:  # no leaf of the state is differentiable: so it is on all ranks
         return [None] * len(leaving)
     _, received = gather(part.ranks, axis, sent, token_of(*sent))
