@@ -490,8 +490,21 @@ def _is_along_dimension(func: Any, args: Any, *_: Any) -> bool:
     return False
 
 
-class _Found(Exception):
-    pass
+class Found(Exception):
+    """Raised inside of a user's function, to end it at what was looked for."""
+
+
+class FunctionWatch(TorchFunctionMode):
+    """Raises Found at a function of torch of which matches(name, args, kwargs) is true."""
+
+    def __init__(self, matches: Callable[..., bool]) -> None:
+        super().__init__()
+        self.matches = matches
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.matches(getattr(func, "__name__", ""), args, kwargs):
+            raise Found
+        return func(*args, **(kwargs or {}))
 
 
 def _line_of(
@@ -506,7 +519,7 @@ def _line_of(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             if matches(func, args, examples):
-                raise _Found
+                raise Found
             return func(*args, **(kwargs or {}))
 
     with FakeTensorMode():
@@ -514,7 +527,7 @@ def _line_of(
         try:
             with Watch():
                 flat(*examples)
-        except _Found as found:
+        except Found as found:
             return user_line(found)
     return ""
 
@@ -526,20 +539,12 @@ def _converts(flat: Callable[..., Any], arguments: Sequence[Signature]) -> bool:
     """Whether the first value that a function needs is for a Python number or an array, not for a
     branch: found by running it again."""
 
-    class Watch(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if getattr(func, "__name__", "") in CONVERSIONS:
-                raise _Found
-            return func(*args, **(kwargs or {}))
-
     with FakeTensorMode():
         examples = [torch.zeros(a.shape, dtype=a.dtype) for a in arguments]
         try:
-            with WithTorchFunction(), Watch():
+            with WithTorchFunction(), FunctionWatch(lambda name, *_: name in CONVERSIONS):
                 flat(*examples)
-        except _Found:
+        except Found:
             return True
         except Exception:
             return False

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from ...caching.bounded import BoundedCache, Calls
 from ...errors import ScanTypeError, ScanValueError, TraceError
@@ -29,7 +28,7 @@ from ...pytrees import TreeSpec, align, flatten, template, unflatten
 from ...torch_private import WithTorchFunction
 from ...trace.closure_captures import frozen
 from ...trace.expected_structure import fits
-from ...trace.fx_trace import Signature, Trace, isolated, trace
+from ...trace.fx_trace import Found, FunctionWatch, Signature, Trace, isolated, trace
 from ...trace.signatures import require_call, takes_inputs
 from ...wording import user_line
 from ..operands import carry_dtype
@@ -307,10 +306,6 @@ def in_words_of_steps(text: str, who: str) -> str:
     return head + INSTEAD if found or of_shapes else text
 
 
-class _Found(Exception):
-    pass
-
-
 # Functions of torch that make one number of a whole tensor, and so of one number itself.
 REDUCTIONS = frozenset(
     (
@@ -321,15 +316,9 @@ REDUCTIONS = frozenset(
 )
 
 
-class _Watch(TorchFunctionMode):
-    """Raises _Found at a reduction."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        of_one = len(args) == 1 and not kwargs and name in ("max", "min")
-        if name in REDUCTIONS or of_one:
-            raise _Found
-        return func(*args, **(kwargs or {}))
+def reduces(name: str, args: Sequence[Any], kwargs: Any) -> bool:
+    """Whether a function of torch, called so, is a reduction."""
+    return name in REDUCTIONS or (len(args) == 1 and not kwargs and name in ("max", "min"))
 
 
 def reduction_in(fn: Function, spec: TreeSpec, kinds: Sequence[Signature]) -> str:
@@ -337,9 +326,9 @@ def reduction_in(fn: Function, spec: TreeSpec, kinds: Sequence[Signature]) -> st
     On one number torch does nothing then, so that the trace does not show it."""
     examples = [torch.zeros((), dtype=kind.dtype, device="cpu") for kind in kinds]
     try:
-        with isolated(), torch.no_grad(), WithTorchFunction(), _Watch():
+        with isolated(), torch.no_grad(), WithTorchFunction(), FunctionWatch(reduces):
             fn(*unflatten(examples, spec))
-    except _Found as found:
+    except Found as found:
         return f"{UNNAMED} reduces a whole tensor to one number{user_line(found)}"
     except Exception:  # it could be traced, but cannot be called on these numbers
         return ""
