@@ -124,14 +124,22 @@ def filtered(b: Tensor, a: Tensor, x: Tensor, state: Tensor | None, steps: Steps
 def initial(zi: Tensor, memory: int, x: Tensor, steps: Steps) -> Tensor:
     """`zi` for every sequence and channel [S…, batch…, K]."""
     shape = (*carry_shape(x, steps.axis, steps.offsets), memory)
+    meaning = f"the shape of x without the axis, and behind it the {memory} numbers that the filter"
+    return expanded_state(zi, shape, 1, f"{meaning} remembers", x, steps)
+
+
+def expanded_state(
+    zi: Tensor, shape: tuple[int, ...], least: int, meaning: str, x: Tensor, steps: Steps
+) -> Tensor:
+    """`zi` in the dtype of x and this shape, which errors explain by its `meaning`. It has at least
+    so many dimensions, of which the last one is not broadcast."""
     try:
-        if zi.dim() == 0 or zi.shape[-1] != memory:
+        if zi.dim() < least or zi.shape[-1] != shape[-1]:
             raise RuntimeError
         return zi.to(x.dtype).expand(shape)
     except RuntimeError:
         raise ScanValueError(
-            f"zi has shape {list(zi.shape)}, which does not broadcast to {list(shape)}: the shape "
-            f"of x without the axis, and behind it the {memory} numbers that the filter remembers"
+            f"zi has shape {list(zi.shape)}, which does not broadcast to {list(shape)}: {meaning}"
             f"{where_scipy_has_them(zi, shape, x, steps)}"
         ) from None
 

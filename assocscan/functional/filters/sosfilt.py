@@ -18,8 +18,8 @@ from .lfilter import (
     check_channels,
     check_same_device,
     check_tensors,
+    expanded_state,
     filtered,
-    where_scipy_has_them,
 )
 from .rational_filter import Steps, working
 
@@ -114,16 +114,8 @@ def states_of_sections(zi: Tensor, sections: int, x: Tensor, steps: Steps) -> li
     batch = carry_shape(x, steps.axis, steps.offsets)
     at = 0 if steps.offsets is None else 1
     shape = (*batch[:at], sections, *batch[at:], 2)
-    try:
-        if zi.dim() < 2 or zi.shape[-1] != 2:
-            raise RuntimeError
-        return list(zi.to(x.dtype).expand(shape).unbind(at))
-    except RuntimeError:
-        raise ScanValueError(
-            f"zi has shape {list(zi.shape)}, which does not broadcast to {list(shape)}: the "
-            f"{sections} sections, the shape of x without the axis, and the 2 numbers that a "
-            f"section remembers{where_scipy_has_them(zi, shape, x, steps)}"
-        ) from None
+    meaning = f"the {sections} sections, the shape of x without the axis, and the 2 numbers that a"
+    return list(expanded_state(zi, shape, 2, f"{meaning} section remembers", x, steps).unbind(at))
 
 
 def check_sections(sos: Tensor, x: Tensor, axis: int) -> None:
