@@ -60,13 +60,9 @@ def bind(
     operator = resolve_operator(op, xs)
     leaves, spec = flatten(xs)
     check_leaves(leaves, spec, names)
-    if isinstance(operator, Monoid):
-        operator = operator if inclusive else operator.exclusive_form
-        ndims = operator.element_ndims(spec, names.of("xs"))
-        axis = monoid_axis(axis, leaves, ndims, spec, operator.name, names)
-    else:
-        ndims = [0] * len(leaves)
-        axis = slice_axis(axis, leaves, spec, names)
+    if isinstance(operator, Monoid) and not inclusive:
+        operator = operator.exclusive_form
+    axis, ndims = batch_axis(operator, axis, leaves, spec, names)
     check_lengths(leaves, axis, spec, names)
     leaves = [plain(t) for t in leaves]
     offsets = check_offsets(offsets, leaves[0].shape[axis], leaves[0].device)
@@ -113,6 +109,21 @@ def resolve_operator(op: Any, xs: Any) -> Monoid | SliceFunction:
         raise ScanTypeError("op was not passed: a Monoid, the name of one or a function")
     require_function(op, "op must be a Monoid, the name of one or a function of two elements")
     return slice_function(op)
+
+
+def batch_axis(
+    operator: Monoid | SliceFunction,
+    axis: int,
+    leaves: list[torch.Tensor],
+    spec: TreeSpec,
+    names: LeafNames = OWN,
+) -> tuple[int, list[int]]:
+    """The axis as a non-negative index, and of each leaf how many dimensions belong to one
+    element."""
+    if isinstance(operator, Monoid):
+        ndims = operator.element_ndims(spec, names.of("xs"))
+        return monoid_axis(axis, leaves, ndims, spec, operator.name, names), ndims
+    return slice_axis(axis, leaves, spec, names), [0] * len(leaves)
 
 
 def monoid_axis(

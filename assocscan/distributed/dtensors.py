@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from ..api.bind_arguments import monoid_axis, resolve_operator, slice_axis
+from ..api.bind_arguments import batch_axis, resolve_operator
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.monoid import Monoid
 from ..pytrees import flatten, leaf_paths, tree_map, unflatten
@@ -141,11 +141,8 @@ def checked_axis(op: Any, leaves: list[Any], spec: Any, axis: int) -> tuple[int,
                 "torch.distributed.tensor.distribute_tensor, or expand it like the others"
             )
     operator = resolve_operator(op, unflatten(leaves, spec))
-    if isinstance(operator, Monoid):
-        ndims = operator.element_ndims(spec)
-        found = monoid_axis(axis, leaves, ndims, spec, operator.name)
-        return found, leaves[0].dim() - ndims[0]
-    return slice_axis(axis, leaves, spec), min(t.dim() for t in leaves)
+    found, ndims = batch_axis(operator, axis, leaves, spec)
+    return found, min(t.dim() - n for t, n in zip(leaves, ndims, strict=True))
 
 
 def common_placements(

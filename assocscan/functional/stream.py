@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
-from ..api.bind_arguments import monoid_axis, resolve_operator, slice_axis
+from ..api.bind_arguments import batch_axis, resolve_operator
 from ..api.flags_and_backends import checked_backend, flag
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.call_errors import checked_call
 from ..monoids.leaf_checks import check_leaves
 from ..monoids.leaf_names import LeafNames
-from ..monoids.monoid import Monoid
 from ..pytrees import flatten, leaf_paths
 from ..wording import is_of_numpy, shown
 from .argument_errors import named_scan
@@ -149,10 +148,7 @@ def positive_axis(op: Any, xs: Any, axis: int, names: LeafNames) -> int:
     operator = resolve_operator(op, xs)
     leaves, spec = flatten(xs)
     check_leaves(leaves, spec, names)
-    if isinstance(operator, Monoid):
-        ndims = operator.element_ndims(spec, names.of("xs"))
-        return monoid_axis(axis, leaves, ndims, spec, operator.name, names)
-    return slice_axis(axis, leaves, spec, names)
+    return batch_axis(operator, axis, leaves, spec, names)[0]
 
 
 def ahead(chunks: Iterator[Any], copies: Copies) -> Iterator[Chunk]:
