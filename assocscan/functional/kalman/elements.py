@@ -133,9 +133,16 @@ def updated(
 ) -> tuple[Tensor, Tensor]:
     """The distribution of a state after y was observed where `seen`."""
     y, H, R = observed(y, H, R, seen)
-    gain = torch.linalg.solve_ex(H @ covariance @ H.mT + R, H @ covariance)[0].mT
+    gain = solved(H @ covariance @ H.mT + R, H @ covariance).mT
     error = (y - apply(H, mean)).unsqueeze(-1)
     return mean + (gain @ error).squeeze(-1), reduced(covariance, gain, H, R)
+
+
+def solved(A: Tensor, B: Tensor) -> Tensor:
+    """A⁻¹ B. Not by `torch.linalg.solve`: where its `jvp` is differentiated, torch (2.11 to 2.14)
+    takes the factors of A as constants."""
+    factors, pivots, _ = torch.linalg.lu_factor_ex(A)
+    return torch.linalg.lu_solve(factors, pivots, B)
 
 
 def at_starts(t: Tensor, axis: int, offsets: Tensor | None) -> Tensor:

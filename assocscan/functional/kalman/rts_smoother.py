@@ -15,7 +15,7 @@ from ...monoids.call_errors import checked_call
 from ...torch_state import in_own_dtype, loadable
 from ..argument_errors import check_floats, named_scan
 from ..operands import checked_offsets, expanded_elements, wide_on_cpus
-from .elements import apply, recent_noise
+from .elements import apply, recent_noise, solved
 from .kalman_filter import check_controls, check_solvable, shifts, side
 
 __all__ = ["SmootherResult", "rts_smoother"]
@@ -108,9 +108,7 @@ def rts_smoother(
         expanded_elements(t, batch, (n, n), name, of_mean, in_time=True)
     brought = recent_noise(F.detach(), Q.detach(), first.expand(batch), axis, sequences)
     F, Q = (leading_on(t, last).expand(*batch, n, n) for t in (F, Q))
-    gain = torch.linalg.solve_ex(regular(F @ covariance @ F.mT + Q, mean, brought), F @ covariance)[
-        0
-    ].mT
+    gain = solved(regular(F @ covariance @ F.mT + Q, mean, brought), F @ covariance).mT
     gain = torch.where(last[..., None, None], 0, gain)
     predicted = apply(F, mean)
     if shift is not None:
