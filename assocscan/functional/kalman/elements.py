@@ -142,7 +142,8 @@ def solved(A: Tensor, B: Tensor) -> Tensor:
     """A⁻¹ B. Not by `torch.linalg.solve`: where its `jvp` is differentiated, torch (2.11 to 2.14)
     takes the factors of A as constants."""
     factors, pivots, _ = torch.linalg.lu_factor_ex(A)
-    return torch.linalg.lu_solve(factors, pivots, B)
+    found: Tensor = torch.linalg.lu_solve(factors, pivots, B)
+    return found
 
 
 def at_starts(t: Tensor, axis: int, offsets: Tensor | None) -> Tensor:
