@@ -35,7 +35,10 @@ def inverse(matrix: Tensor, by_reciprocals: bool = False) -> Tensor:
 def inverse_and_logdet(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """The inverse of one n×n matrix and log |det|."""
     if matrix.shape[-1] > LARGEST:
-        return torch.linalg.inv_ex(matrix)[0], torch.linalg.slogdet(matrix)[1]
+        # Not slogdet: the derivatives of its jvp are wrong (torch 2.11 to 2.14), which takes the
+        # factors of the matrix for constants.
+        factors = torch.linalg.lu_factor_ex(matrix)[0]
+        return torch.linalg.inv_ex(matrix)[0], factors.diagonal(0, -2, -1).abs().log().sum(-1)
     inverted, pivots = eliminated(matrix)
     return inverted, torch.stack(pivots).abs().log().sum()
 

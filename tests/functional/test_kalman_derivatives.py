@@ -7,6 +7,9 @@ differences say that it is right.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from torch import Tensor
 from torch.func import grad, jacfwd, jvp
 
 from assocscan import kalman_filter, rts_smoother
+from assocscan.engines.eager.scan import scan_sequences
 
 F64 = torch.float64
 ONE = torch.ones(1, 1, dtype=F64)
@@ -54,3 +58,47 @@ def test_second_derivatives_agree(name: str, noise: float) -> None:
     ]  # fmt: skip
     for value in found:
         torch.testing.assert_close(value, wanted, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning")
+def test_five_observed_numbers() -> None:
+    """Their likelihood has a determinant that no kernel computes."""
+    torch.manual_seed(0)
+    y, H = torch.randn(3, 5, dtype=F64), torch.randn(5, 1, dtype=F64)
+    unit, r = torch.eye(5, dtype=F64), torch.tensor(1.0, dtype=F64)
+
+    def loss(r: Tensor) -> Tensor:
+        found: Tensor = kalman_filter(y, ONE, H, ONE, r * unit, ONE[0], ONE).log_likelihood
+        return found
+
+    wanted = grad(grad(loss))(r)
+    for _ in range(2):
+        found = grad(lambda z: jvp(loss, (z,), (torch.ones_like(z),))[1])(r)
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(jacfwd(jacfwd(loss))(r), wanted)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_loop_begins_with_the_identity(reverse: bool, packed: bool) -> None:
+    """As the tangent of a backward scan that is a loop: three states have one."""
+    spec: Any = SimpleNamespace(
+        operator=SimpleNamespace(sequential=True), axis=0, length=4, init=None, exclusive=True,
+        reverse=reverse,
+    )  # fmt: skip
+    x, bounds = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=F64), [0, 3, 4] if packed else [0, 4]
+    carry = torch.zeros(len(bounds) - 1 if packed else (), dtype=F64)
+    wanted, lasts = torch.empty(4, dtype=F64), []
+    for begin, end in pairwise(bounds):
+        state = torch.tensor(0.0, dtype=F64)
+        for t in reversed(range(begin, end)) if reverse else range(begin, end):
+            wanted[t] = state
+            state = 2 * state + x[t]
+        lasts.append(state)
+    for _ in range(2):
+        states, last, _ = scan_sequences(
+            lambda h, x: [2 * h[0] + x[0]], spec, [x], [carry],
+            torch.tensor(bounds) if packed else None,
+        )  # fmt: skip
+        torch.testing.assert_close(states[0], wanted)
+        torch.testing.assert_close(last[0], torch.stack(lasts) if packed else lasts[0])

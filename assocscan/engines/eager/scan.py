@@ -70,7 +70,8 @@ def scan_sequences(
     """The states that `lower` reads, the last carries, and the bounds of the packed sequences, or
     of the axis where there are no offsets.
 
-    carries: those that enter, read where the spec has an init or is exclusive.
+    carries: those that enter, read where the spec has an init or is exclusive, and by a loop of
+    steps that are not associative: a derivative's begins with the identity where it has no init.
     """
     axis, sequential = spec.axis, getattr(spec.operator, "sequential", False)
 
@@ -78,7 +79,7 @@ def scan_sequences(
         if leaves[0].shape[axis] == 0:
             return leaves, carry
         lead = [c.unsqueeze(axis) for c in carry]
-        init = None if spec.init is None else lead
+        init = lead if spec.init is not None or sequential else None
         first = lead if spec.exclusive else None
         return scan(combine, leaves, axis, spec.reverse, init, first, sequential)
 
