@@ -1,5 +1,5 @@
-"""A filter B(z) / A(z) as one operation of torch, `torch.ops.assocscan.filter`, and its derivatives,
-which are filters again.
+"""A filter B(z) / A(z) as one operation, `torch.ops.assocscan.filter`, and its derivatives, which are
+filters again.
 
 With λ the response of 1 / conj(A) to the cotangent of y, and x̄ that of conj(B) / conj(A), both run
 backwards in time,
@@ -198,16 +198,17 @@ def batched(
             "the batch into one list of offsets"
         )
     dims = x.dim() - (in_dims[2] is not None)
-    b, a = (of_channels(t, place, dims) for t, place in zip((b, a), in_dims, strict=False))
+    b = None if b is None else of_channels(b, in_dims[0], dims)
+    a = of_channels(a, in_dims[1], dims)
     x = whole(x, in_dims[2], info.batch_size)
     entering = None if entering is None else whole(entering, in_dims[3], info.batch_size)
     steps = Steps(axis + 1, offsets, *rest)
     return operation(b, a, x, entering, steps), 0
 
 
-def of_channels(t: Tensor | None, mapped: int | None, dims: int) -> Tensor | None:
+def of_channels(t: Tensor, mapped: int | None, dims: int) -> Tensor:
     """Coefficients whose mapped dimension stands where x has it, of `dims` dimensions without."""
-    if t is None or mapped is None:
+    if mapped is None:
         return t
     t = t.movedim(mapped, 0)
     return t[(slice(None), *[None] * (dims + 1 - t.dim()))]
