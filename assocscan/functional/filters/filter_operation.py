@@ -1,5 +1,4 @@
-"""A filter B(z) / A(z) as one operation, `torch.ops.assocscan.filter`, and its derivatives, which are
-filters again.
+"""A filter B(z) / A(z) as one operation of torch, and its derivatives, which are filters again.
 
 With λ the response of 1 / conj(A) to the cotangent of y, and x̄ that of conj(B) / conj(A), both run
 backwards in time,
@@ -10,9 +9,10 @@ so nothing is differentiated through the change of states (`lattice_states`). In
 ẏ is the response of B / A to ẋ, and of 1 / A to Σ ḃ[k] x[t−k] − Σ ȧ[k] y[t−k].
 
 Plain calls enter the autograd function `Rational`. Under torch.func and under compilers a filter is
-the operation. Then each level of the transforms differentiates or maps it by the rules here, and
-the levels outside see filters again, not what one is computed by: Dynamo neither nests autograd
-functions nor differentiates one twice, and torch.func switches the outer levels off inside of one.
+the operation `torch.ops.assocscan.filter`. Then each level of the transforms differentiates or maps
+it by the rules here, and the levels outside see filters again, not what one is computed by: Dynamo
+neither nests autograd functions nor differentiates one twice, and torch.func switches the outer
+levels off inside of one.
 """
 
 from __future__ import annotations

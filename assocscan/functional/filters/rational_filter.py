@@ -63,16 +63,23 @@ def moving_sum(b: Tensor, x: Tensor, steps: Steps) -> Tensor:
 def delayed(x: Tensor, delays: range, steps: Steps) -> list[Tensor]:
     """x[t − k] for each delay k, in scan order; 0 before the first step of a sequence."""
     axis, length = steps.axis, x.shape[steps.axis]
-    if steps.offsets is None and not steps.reverse and not is_symbolic(length):
+    if steps.offsets is not None:
+        found, late = [], x
+        for k in range(delays.stop):
+            late = (
+                late if k == 0 else previous_state(late, None, axis, steps.reverse, steps.offsets)
+            )
+            if k in delays:
+                found.append(late)
+        return found
+    if not (steps.reverse or steps.is_compiled or is_symbolic(length)):
         kept = [x.narrow(axis, 0, max(length - k, 0)) for k in delays]
         zeros = [torch.zeros_like(x.narrow(axis, 0, min(k, length))) for k in delays]
         return [torch.cat(pair, axis) for pair in zip(zeros, kept, strict=True)]
-    found, late = [], x
-    for k in range(delays.stop):
-        late = late if k == 0 else previous_state(late, None, axis, steps.reverse, steps.offsets)
-        if k in delays:
-            found.append(late)
-    return found
+    behind = [0, 0] * (x.dim() - 1 - axis)
+    if steps.reverse:
+        return [pad(x, [*behind, 0, k]).narrow(axis, k, length) for k in delays]
+    return [pad(x, [*behind, k, 0]).narrow(axis, 0, length) for k in delays]
 
 
 def along(coefficient: Tensor, x: Tensor, axis: int, element: int = 0) -> Tensor:
