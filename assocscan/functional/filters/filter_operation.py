@@ -61,7 +61,7 @@ def at_autograd(
     tensors = b, a, x, entering
     if in_functorch_or_forward_mode():
         with single_level_functions():
-            y: Tensor = Rational.apply(*tensors, *steps)
+            y: Tensor = TransformedRational.apply(*tensors, *steps)
     elif is_tracked(tensors):
         y = Rational.apply(*tensors, *steps)
     else:  # torch takes 100 µs to enter an autograd function
@@ -69,24 +69,19 @@ def at_autograd(
     return y
 
 
-class Rational(SingleLevelFunction):
-    """The autograd function: `apply(b, a, x, entering, *steps)` gives y, for one level."""
+class Rational(torch.autograd.Function):
+    """The autograd function of plain calls: `apply(b, a, x, entering, *steps)` gives y."""
 
     @staticmethod
     def forward(
         b: Tensor | None, a: Tensor, x: Tensor, entering: Tensor | None, *steps: Any
     ) -> Tensor:
-        if not in_functorch():
-            return response_to_both(b, a, x, entering, Steps(*steps))
-        with outer_derivatives():
-            return operation(b, a, x, entering, Steps(*steps))
+        return response_to_both(b, a, x, entering, Steps(*steps))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         b, a, x, _, axis, offsets, *rest = inputs
         ctx.save_for_backward(b, a, x, output, offsets)
-        if in_functorch_or_forward_mode():
-            ctx.save_for_forward(b, a, x, output, offsets)
         ctx.axis, ctx.rest = axis, rest
         ctx.scan = Rational
 
@@ -113,6 +108,27 @@ class Rational(SingleLevelFunction):
             of_a = -correlations(adjoint, y, range(a.shape[-1]), a, steps)
         of_entering = adjoint if wants_entering else None
         return of_b, of_a, of_x, of_entering, *[None] * len(steps)
+
+
+class TransformedRational(SingleLevelFunction):
+    """`Rational` for one level of torch.func and for forward mode."""
+
+    @staticmethod
+    def forward(
+        b: Tensor | None, a: Tensor, x: Tensor, entering: Tensor | None, *steps: Any
+    ) -> Tensor:
+        if not in_functorch():
+            return response_to_both(b, a, x, entering, Steps(*steps))
+        with outer_derivatives():
+            return operation(b, a, x, entering, Steps(*steps))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        Rational.setup_context(ctx, inputs, output)
+        b, a, x, _, _, offsets, *_ = inputs
+        ctx.save_for_forward(b, a, x, output, offsets)
+
+    backward = Rational.backward
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
