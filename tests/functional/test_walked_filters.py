@@ -23,8 +23,8 @@ def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int | None]]:
     chunks: list[int | None] = []
     found = walked_chunks.chunk_length
 
-    def noted(length: int, channels: int) -> int | None:
-        chunk = found(length, channels)
+    def noted(length: int, channels: int, is_compiled: bool = False) -> int | None:
+        chunk = found(length, channels, is_compiled)
         if not torch.compiler.is_compiling():
             chunks.append(chunk)
         return chunk

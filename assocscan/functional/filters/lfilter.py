@@ -16,7 +16,8 @@ from ...wording import is_of_numpy, kind_of
 from ..argument_errors import check_devices
 from ..operands import carry_dtype, checked_offsets, is_readable
 from .direct_form_states import final_state, impulses
-from .rational_filter import Steps, along, moving_sum, rational, working
+from .filter_operation import rational
+from .rational_filter import Steps, along, moving_sum, working
 
 __all__ = ["lfilter"]
 

@@ -1,12 +1,4 @@
-"""The scan of a filter B(z) / A(z), and its derivatives, which are filters again.
-
-With λ the response of 1 / conj(A) to the cotangent of y, and x̄ that of conj(B) / conj(A), both run
-backwards in time,
-
-    b̄[k] = Σ λ[t] conj(x[t−k]),    ā[k] = −Σ λ[t] conj(y[t−k])
-
-so nothing is differentiated through the change of states (`lattice_states`).
-"""
+"""The scan of a filter B(z) / A(z), without derivatives (`filter_operation` has them)."""
 
 from __future__ import annotations
 
@@ -19,8 +11,7 @@ from torch.nn.functional import pad
 
 from ...engines.base.shifted_leaves import previous_state
 from ...monoids.monoid import Monoid
-from ...runtime.batched_gradients import takes_batches, vmapped
-from ...torch_state import in_functorch_or_forward_mode, is_symbolic, is_tracked
+from ...torch_state import is_symbolic
 from ..argument_errors import named_reduce, named_scan
 from ..operands import carry_dtype, is_readable, runs_on_gpus, wide_on_cpus
 from .chunks_as_lanes import is_worth_cutting, scanned
@@ -52,116 +43,11 @@ class Steps(NamedTuple):
     backend: str | None = None
     deterministic: bool | None = None
     is_exact: bool = True  # whether float64 filters have states computed in twice the precision
+    is_compiled: bool = False  # whether torch.compile makes a graph of it, not torch.export
 
     @property
     def backwards(self) -> Steps:
         return self._replace(reverse=not self.reverse)
-
-
-def rational(
-    b: Tensor | None, a: Tensor, x: Tensor, steps: Steps, entering: Tensor | None = None
-) -> Tensor:
-    """The response y of B(z) / A(z) to x, and of 1 / A(z) to what else is entering.
-
-    a [..., n + 1] with n ≥ 1, b [..., at most n + 1], or None for B = 1. Their leading dimensions
-    broadcast to those of x without the axis. float32, float64 or complex.
-    """
-    if torch.compiler.is_compiling():
-        wanted = any(t is not None and t.requires_grad for t in (b, a, x, entering))
-        function = Rational if wanted and torch.is_grad_enabled() else None
-    else:
-        tracked = in_functorch_or_forward_mode() or is_tracked((b, a, x, entering))
-        function = RationalWithTangent if tracked else None
-    if function is None:  # torch takes 100 µs to enter an autograd function
-        return response_to_both(b, a, x, entering, steps)
-    y: Tensor = function.apply(b, a, x, entering, *steps)
-    return y
-
-
-class Rational(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(
-        b: Tensor | None, a: Tensor, x: Tensor, entering: Tensor | None, *steps: Any
-    ) -> Tensor:
-        return response_to_both(b, a, x, entering, Steps(*steps))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        b, a, x, _, axis, offsets, *rest = inputs
-        ctx.save_for_backward(b, a, x, output, offsets)
-        ctx.axis, ctx.rest = axis, rest
-        ctx.scan = Rational
-
-    batched = staticmethod(vmapped)
-
-    @staticmethod
-    @takes_batches
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        b, a, x, y, offsets = ctx.saved_tensors
-        steps = Steps(ctx.axis, offsets, *ctx.rest)
-        wants_b, wants_a, wants_x, wants_entering = ctx.needs_input_grad[:4]
-        of_b = of_a = of_x = adjoint = None
-        if wants_b or wants_a or wants_entering or (b is None and wants_x):
-            adjoint = again(None, a.conj(), cotangent, steps.backwards)
-        if wants_x:
-            of_x = adjoint
-            if b is not None:
-                of_x = again(b.conj(), a.conj(), cotangent, steps.backwards)
-        if wants_b:
-            assert b is not None and adjoint is not None
-            of_b = correlations(adjoint, x, range(b.shape[-1]), b, steps)
-        if wants_a:
-            assert adjoint is not None
-            of_a = -correlations(adjoint, y, range(a.shape[-1]), a, steps)
-        of_entering = adjoint if wants_entering else None
-        return of_b, of_a, of_x, of_entering, None, None, None, None, None, None
-
-
-class RationalWithTangent(Rational):
-    """With forward mode, which Dynamo cannot trace."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        Rational.setup_context(ctx, inputs, output)
-        b, a, x, _, _, offsets, *_ = inputs
-        ctx.save_for_forward(b, a, x, output, offsets)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        b, a, x, y, offsets = ctx.saved_tensors
-        steps = Steps(ctx.axis, offsets, *ctx.rest)
-        of_b, of_a, of_x, of_entering = tangents[:4]
-        result = torch.zeros_like(y)
-        if of_x is not None:
-            result = result + rational(b, a, of_x, steps)
-        entering = of_entering
-        if of_b is not None:
-            of_sum = moving_sum(of_b, x, steps)
-            entering = of_sum if entering is None else entering + of_sum
-        if of_a is not None:
-            past = moving_sum(of_a, y, steps)
-            entering = -past if entering is None else entering - past
-        return result if entering is None else result + rational(None, a, entering, steps)
-
-
-def again(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
-    """`rational` in a backward pass. A compiled function is not differentiated twice, and Dynamo
-    nests no autograd functions."""
-    return (response if torch.compiler.is_compiling() else rational)(b, a, x, steps)
-
-
-def correlations(
-    adjoint: Tensor, series: Tensor, delays: range, like: Tensor, steps: Steps
-) -> Tensor:
-    """Σ adjoint[t]·conj(series[t − k]) for each delay k, in the shape of the coefficients."""
-    shape = (*(1 for _ in range(adjoint.dim() - like.dim())), *like.shape[:-1])
-    sums = [
-        (adjoint * late.conj()).sum(steps.axis).sum_to_size(shape)
-        for late in delayed(series, delays, steps)
-    ]
-    return torch.stack(sums, -1).reshape(like.shape)
 
 
 def moving_sum(b: Tensor, x: Tensor, steps: Steps) -> Tensor:
@@ -177,16 +63,23 @@ def moving_sum(b: Tensor, x: Tensor, steps: Steps) -> Tensor:
 def delayed(x: Tensor, delays: range, steps: Steps) -> list[Tensor]:
     """x[t − k] for each delay k, in scan order; 0 before the first step of a sequence."""
     axis, length = steps.axis, x.shape[steps.axis]
-    if steps.offsets is None and not steps.reverse and not is_symbolic(length):
+    if steps.offsets is not None:
+        found, late = [], x
+        for k in range(delays.stop):
+            late = (
+                late if k == 0 else previous_state(late, None, axis, steps.reverse, steps.offsets)
+            )
+            if k in delays:
+                found.append(late)
+        return found
+    if not (steps.reverse or steps.is_compiled or is_symbolic(length)):
         kept = [x.narrow(axis, 0, max(length - k, 0)) for k in delays]
         zeros = [torch.zeros_like(x.narrow(axis, 0, min(k, length))) for k in delays]
         return [torch.cat(pair, axis) for pair in zip(zeros, kept, strict=True)]
-    found, late = [], x
-    for k in range(delays.stop):
-        late = late if k == 0 else previous_state(late, None, axis, steps.reverse, steps.offsets)
-        if k in delays:
-            found.append(late)
-    return found
+    behind = [0, 0] * (x.dim() - 1 - axis)
+    if steps.reverse:
+        return [pad(x, [*behind, 0, k]).narrow(axis, k, length) for k in delays]
+    return [pad(x, [*behind, k, 0]).narrow(axis, 0, length) for k in delays]
 
 
 def along(coefficient: Tensor, x: Tensor, axis: int, element: int = 0) -> Tensor:
@@ -200,14 +93,21 @@ def along(coefficient: Tensor, x: Tensor, axis: int, element: int = 0) -> Tensor
 def response_to_both(
     b: Tensor | None, a: Tensor, x: Tensor, entering: Tensor | None, steps: Steps
 ) -> Tensor:
-    """The two are added before the scan: each response may be far larger than their sum."""
+    """The response y of B(z) / A(z) to x, and of 1 / A(z) to what else is entering.
+
+    a [..., n + 1] with n ≥ 1, b [..., at most n + 1], or None for B = 1. Their leading dimensions
+    broadcast to those of x without the axis. `entering` has the shape of x. float32, float64 or
+    complex.
+
+    The two are added before the scan: each response may be far larger than their sum.
+    """
     if b is None or entering is None:
         return response(b, a, x, steps)
     return response(None, a, moving_sum(b, x, steps) + entering, steps)
 
 
 def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
-    """`rational` without derivatives."""
+    """The response of B(z) / A(z) to x alone."""
     b, a = trimmed(torch.ones_like(a[..., :1]) if b is None else b, a)
     axis = steps.axis
     if not any(is_symbolic(size) for size in x.shape) and x.numel() == 0:
@@ -219,7 +119,9 @@ def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     found = states_of(along(b, x, axis, 1), along(a, x, axis, 1), steps)
     if is_walked(order, x, steps):
         states = [t.squeeze(axis) for t in found[1:]]
-        return walked(states, x, axis, steps.reverse, steps.offsets, steps.backend)
+        return walked(
+            states, x, axis, steps.reverse, steps.offsets, steps.backend, steps.is_compiled
+        )
     if is_cut(order, x, found, steps):
         y = in_chunks(found, x, steps)
         if y is not None:

@@ -47,12 +47,13 @@ Step = Callable[[Numbers, Numbers, Numbers], Numbers]
 
 def walked(
     states: Sequence[Tensor], x: Tensor, axis: int, reverse: bool, offsets: Tensor | None,
-    backend: str | None,
+    backend: str | None, is_compiled: bool = False,
 ) -> Tensor:  # fmt: skip
     """The response to x of the states D [batch…, n, n], g and c [batch…, n] and b[0] [batch…],
-    whose batch broadcasts to the dimensions of x without the axis."""
+    whose batch broadcasts to the dimensions of x without the axis. is_compiled: `chunk_length`."""
     length = x.shape[axis]
-    chunk = chunk_length(length, math.prod([*x.shape[:axis], *x.shape[axis + 1 :]]))
+    channels = math.prod([*x.shape[:axis], *x.shape[axis + 1 :]])
+    chunk = chunk_length(length, channels, is_compiled)
     series = [x.movedim(axis, 0)]
     if offsets is not None:
         starts = start_mask(offsets, length, reverse).to(x.device)
@@ -86,12 +87,14 @@ def most_walked(dtype: torch.dtype) -> int:
     return most // (2 if dtype.is_complex else 1) - 1
 
 
-def chunk_length(length: int, channels: int) -> int | None:
-    """The steps of a chunk, a power of two; None: the axis is not cut."""
-    if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
-        return OF_ANY_LENGTH
+def chunk_length(length: int, channels: int, is_compiled: bool = False) -> int | None:
+    """The steps of a chunk, a power of two; None: the axis is not cut.
+
+    is_compiled: whether torch.compile makes a graph, which is made anew for lengths that it does
+        not fit. An exported graph is for any length, shorter ones than a chunk included.
+    """
     if is_symbolic(length) or is_symbolic(channels):
-        return None  # an exported graph is for any length, shorter ones than a chunk included
+        return OF_ANY_LENGTH if is_compiled else None
     chunks = min(MANY_CHAINS // max(channels, 1), MOST_CHUNKS)
     if chunks < 2 or length <= LEAST_CHUNK:
         return None
