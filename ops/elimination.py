@@ -35,12 +35,18 @@ def inverse(matrix: Tensor, by_reciprocals: bool = False) -> Tensor:
 def inverse_and_logdet(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """The inverse of one n×n matrix and log |det|."""
     if matrix.shape[-1] > LARGEST:
-        # Not slogdet: the derivatives of its jvp are wrong (torch 2.11 to 2.14), which takes the
-        # factors of the matrix for constants.
-        factors = torch.linalg.lu_factor_ex(matrix)[0]
+        factors = torch.linalg.lu_factor_ex(matrix)[0]  # not by slogdet, as `solved` says
         return torch.linalg.inv_ex(matrix)[0], factors.diagonal(0, -2, -1).abs().log().sum(-1)
     inverted, pivots = eliminated(matrix)
     return inverted, torch.stack(pivots).abs().log().sum()
+
+
+def solved(A: Tensor, B: Tensor) -> Tensor:
+    """A⁻¹ B, for any batch of matrices. Not by `torch.linalg.solve`: torch (2.11 to 2.14) takes the
+    factors of A for constants where it differentiates the `jvp` of solve, det and slogdet."""
+    factors, pivots, _ = torch.linalg.lu_factor_ex(A)
+    found: Tensor = torch.linalg.lu_solve(factors, pivots, B)
+    return found
 
 
 def eliminated(matrix: Tensor, by_reciprocals: bool = False) -> tuple[Tensor, list[Tensor]]:

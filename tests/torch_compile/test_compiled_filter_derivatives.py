@@ -1,4 +1,4 @@
-"""Derivatives of filters in the graphs of torch.compile, beside those of loops over their steps."""
+"""Derivatives of filters inside of torch.compile equal those of a loop over the steps."""
 
 from __future__ import annotations
 

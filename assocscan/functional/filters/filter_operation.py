@@ -142,7 +142,8 @@ def tangent(
     b: Tensor | None, a: Tensor, x: Tensor, y: Tensor, steps: Steps, of_b: Tensor | None,
     of_a: Tensor | None, of_x: Tensor | None, of_entering: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """The tangent of y, from those of b, a, x and what is entering; None for zero."""
+    """The tangent of y. of_b, of_a, of_x, of_entering: the tangents of the arguments; None where
+    one is zero."""
     result = torch.zeros_like(y)
     if of_x is not None:
         result = result + rational(b, a, of_x, steps)

@@ -95,9 +95,9 @@ def response_to_both(
 ) -> Tensor:
     """The response y of B(z) / A(z) to x, and of 1 / A(z) to what else is entering.
 
-    a [..., n + 1] with n ≥ 1, b [..., at most n + 1], or None for B = 1. Their leading dimensions
-    broadcast to those of x without the axis. `entering` has the shape of x. float32, float64 or
-    complex.
+    a [..., n + 1] with n ≥ 1, b [..., at most n + 1], or None for B = 1. Their dimensions before
+    the last one are broadcast to the dimensions of x other than the axis. `entering` has the shape
+    of x. All are float32, float64 or complex.
 
     The two are added before the scan: each response may be far larger than their sum.
     """

@@ -30,7 +30,7 @@ from ... import ops
 from ...engines.base.shifted_leaves import at_last_steps, edge_mask, previous_state
 from ...monoids.combinators import with_lift, with_lower
 from ...monoids.monoid import Monoid
-from ...ops.elimination import inverse, inverse_and_logdet
+from ...ops.elimination import inverse, inverse_and_logdet, solved
 from ..argument_errors import named_scan
 
 State = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -136,14 +136,6 @@ def updated(
     gain = solved(H @ covariance @ H.mT + R, H @ covariance).mT
     error = (y - apply(H, mean)).unsqueeze(-1)
     return mean + (gain @ error).squeeze(-1), reduced(covariance, gain, H, R)
-
-
-def solved(A: Tensor, B: Tensor) -> Tensor:
-    """A⁻¹ B. Not by `torch.linalg.solve`: where its `jvp` is differentiated, torch (2.11 to 2.14)
-    takes the factors of A as constants."""
-    factors, pivots, _ = torch.linalg.lu_factor_ex(A)
-    found: Tensor = torch.linalg.lu_solve(factors, pivots, B)
-    return found
 
 
 def at_starts(t: Tensor, axis: int, offsets: Tensor | None) -> Tensor:

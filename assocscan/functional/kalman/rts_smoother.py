@@ -12,10 +12,11 @@ from ...api.flags_and_backends import checked_backend
 from ...api.tensor_subclasses import overridable, takes_parts
 from ...engines.base.shifted_leaves import edge_mask
 from ...monoids.call_errors import checked_call
+from ...ops.elimination import solved
 from ...torch_state import in_own_dtype, loadable
 from ..argument_errors import check_floats, named_scan
 from ..operands import checked_offsets, expanded_elements, wide_on_cpus
-from .elements import apply, recent_noise, solved
+from .elements import apply, recent_noise
 from .kalman_filter import check_controls, check_solvable, shifts, side
 
 __all__ = ["SmootherResult", "rts_smoother"]
