@@ -34,7 +34,7 @@ from .commands import (
     TensorTable,
 )
 from .explained_plan import Plan
-from .layout import Layout
+from .layout import Finals, Layout, Outputs
 from .scan_spec import MaybeTensor, Name, Strides, TensorSpec
 
 
@@ -213,13 +213,15 @@ class CommandList:
 
     def allocate_results(self, layout: Layout) -> tuple[list[Slot], list[Slot]]:
         """Allocate the outputs and finals, and enter them in `slots`."""
-        outputs = [self.allocate(size, dtype, strides) for size, strides, dtype in layout.outputs]
-        finals = [self.allocate(size, dtype) for size, dtype in layout.finals]
-        self.slots.update({("output", k): slot for k, slot in enumerate(outputs)})
-        self.slots.update(
-            {("final", k): slot for k, slot in zip(self.spec.final, finals, strict=True)}
-        )
-        return outputs, finals
+        return self.allocate_all(layout.outputs, layout.finals)
+
+    def allocate_all(self, outputs: Outputs, finals: Finals) -> tuple[list[Slot], list[Slot]]:
+        """`allocate_results`, of these sizes, strides and dtypes."""
+        made = [self.allocate(size, dtype, strides) for size, strides, dtype in outputs]
+        last = [self.allocate(size, dtype) for size, dtype in finals]
+        self.slots.update({("output", k): slot for k, slot in enumerate(made)})
+        self.slots.update({("final", k): s for k, s in zip(self.spec.final, last, strict=True)})
+        return made, last
 
     def offsets(self) -> list[Slot]:
         """One slot: the offsets of packed sequences, on the scan's device. An empty list where the

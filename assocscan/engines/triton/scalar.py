@@ -193,13 +193,36 @@ def power_of_two(x):
 
 
 @triton.jit
-def fetch(pointer):
+def widened(x):
+    """bfloat16 as float32. On NVIDIA GPUs two adjacent ones by two instructions: Triton would take
+    each out of its word first."""
+    if is_cuda():
+        return tl.inline_asm_elementwise(
+            "{ shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000; }", "=r,=r,r", [x],
+            dtype=tl.float32, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        return x.to(tl.float32)
+
+
+@triton.jit
+def fetch(address):
     """Ask for memory that will be read soon. Only on NVIDIA GPUs, into the L2 cache."""
     if is_cuda():
         tl.inline_asm_elementwise(
-            "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [pointer.to(tl.int64)],
+            "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [address],
             dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
+
+
+@triton.jit
+def halved(low, high, upper, partner):
+    """One round of sums over threads, dimension 1: of two values that each thread has, one for the
+    lower threads and one for the upper ones, a thread sends its partner the other's and adds what
+    comes to its own. upper: which threads are; partner: their numbers."""
+    own = tl.where(upper, high, low)
+    sent = tl.where(upper, low, high)
+    return own + tl.gather(sent, partner, 1)
 
 
 @triton.jit
@@ -222,5 +245,5 @@ if triton.knobs.runtime.interpret:  # which has no assembler, and whose casts to
     round_bf16 = libdevice.round_bf16
     power_of_two = libdevice.exp2
 
-    def fetch(pointer):
+    def fetch(address):
         pass

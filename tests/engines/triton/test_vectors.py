@@ -79,13 +79,13 @@ def scan(op: Any, xs: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def test_the_shapes_cross_the_edges_of_tiles() -> None:
-    lanes = tile.choose_tile(16).lanes
+    lanes = tile.choose_tile(16, True).lanes
     steps = {t - 1 for _, t, _, _ in SHAPES}  # the first one has no carry
     assert any(t > CHUNK for t in steps) and any(t < CHUNK for t in steps)
     assert {t % tile.GROUP == 0 for t in steps} == {True, False}
     assert any(c > lanes for *_, c, _ in SHAPES) and any(c < lanes for *_, c, _ in SHAPES)
-    assert any(c % tile.choose_tile(n).lanes == 0 for *_, c, n in SHAPES)
-    assert any(n != tile.choose_tile(n).states for *_, n in SHAPES)
+    assert any(c % tile.choose_tile(n, True).lanes == 0 for *_, c, n in SHAPES)
+    assert any(n != tile.choose_tile(n, True).states for *_, n in SHAPES)
 
 
 @pytest.mark.slow
@@ -180,19 +180,30 @@ def test_packed_sequences(reverse: bool) -> None:
 
 @pytest.mark.slow
 def test_sixteen_bit_leaves_beside_float32() -> None:
-    """Combined in float32 and rounded once, gradients too."""
+    """Combined in float32 and rounded once, gradients too. Which products and sums are fused may
+    differ between the two kernels, so results may by one rounding."""
     case = CASES["selective"]
     leaves = leaves_on_gpu("selective", (2, 20, 7, 16), torch.float32)
     mixed = [x.bfloat16() if k != 2 else x for k, x in enumerate(leaves)]  # A stays float32
     wide = [x.float().requires_grad_() for x in mixed]
     mixed = [x.requires_grad_() for x in mixed]
     y, exact = scan(case.op, expanded(mixed)), scan(case.op, expanded(wide))
-    assert y.dtype == torch.bfloat16 and torch.equal(y, exact.bfloat16())
+    assert y.dtype == torch.bfloat16
+    assert_rounded(y, exact)
     g = torch.randn_like(y)
     got = torch.autograd.grad(y, mixed, g)
     right = torch.autograd.grad(exact, wide, g.float())
     for a, b, x in zip(got, right, mixed, strict=True):
-        assert a.dtype == x.dtype and torch.equal(a, b.to(a.dtype))
+        assert a.dtype == x.dtype
+        assert_rounded(a, b)
+
+
+def assert_rounded(got: Tensor, exact: Tensor) -> None:
+    """A result in its dtype, from float32: the values up to one rounding, of float32 some."""
+    eps = torch.finfo(got.dtype).eps
+    limit = 8 * eps if got.dtype == torch.float32 else eps
+    largest = float(exact.detach().abs().max())
+    torch.testing.assert_close(got, exact.to(got.dtype), rtol=limit, atol=8 * 2**-23 * largest)
 
 
 @pytest.mark.slow

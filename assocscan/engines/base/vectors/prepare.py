@@ -20,7 +20,7 @@ from ..scan_spec import ScanSpec, TensorSpec, dense_strides
 from .gradients import Gradient, gradient_of
 from .kernel import BackwardKernel, ForwardKernel, padded
 from .ports import Ports, best_lanes
-from .results import gpu_carries
+from .results import end_of, gpu_carries
 
 aten = torch.ops.aten
 Spec = ScanSpec[VectorOperator]
@@ -127,11 +127,7 @@ def forward(spec: Spec, tensors: Tensors, tile: Any) -> Prepared:
         tile, spec.reverse, len(ports.outer), ports.packed, False, spec.begins_alone,
         tuple(op.carry_parts(spec.final)), (), op, spec.exclusive, initial or (), spec.final,
     )  # fmt: skip
-    outputs, finals = result_layout(spec, given)
-    out_slots = [commands.allocate(size, dtype, strides) for size, strides, dtype in outputs]
-    final_slots = [commands.allocate(size, dtype) for size, dtype in finals]
-    slots.update({("output", k): slot for k, slot in enumerate(out_slots)})
-    slots.update({("final", k): s for k, s in zip(spec.final, final_slots, strict=True)})
+    out_slots, final_slots = commands.allocate_all(*result_layout(spec, given))
     for (role, k), t in given.items():
         ports.add(role, k, t, spec.leaf((role, k)), carry=role == "init")
     for k, slot in enumerate(out_slots):
@@ -147,41 +143,27 @@ def forward(spec: Spec, tensors: Tensors, tile: Any) -> Prepared:
     return Prepared(spec, commands, ports, kernel, out_slots, final_slots)
 
 
-def with_whole_lanes(tile: Any) -> Any:
-    """A tile with at most one warp for each lane, where it says how many warps it has: gradients
-    are summed over the lanes of each warp first, which share the lanes evenly."""
-    if getattr(tile, "warps", 0) > tile.lanes:
-        return replace(tile, warps=tile.lanes)
-    return tile
-
-
 def backward(
     spec: ScanSpec[VectorAdjoint], tensors: Tensors, tile: Any, segments: int = 1
 ) -> Prepared:
     """A backward pass, with the tensors and the results of the CPU's
     (`engines/cpu/vectors/prepare.prepare_backward`)."""
-    adjoint, op, tile = spec.operator, spec.operator.op, with_whole_lanes(tile)
+    adjoint, op = spec.operator, spec.operator.op
     ports = Ports(spec.batch, spec.axis, adjoint.lane, op.size, spec.sequences is not None)
     kernel = BackwardKernel(
         tile, spec.reverse, len(ports.outer), ports.packed, False, adjoint.first,
         tuple(adjoint.carry), (), adjoint, adjoint.ends,
     )  # fmt: skip
-    commands = CommandList(spec, tensors)
-    inputs, count = len(op.inputs), len(adjoint.cotangents)
-    slots: dict[tuple[str, int], Slot] = commands.slots
-    order = iter(range(inputs, len(tensors)))
-    for k in range(inputs):
+    commands = backward_commands(spec, tensors)
+    slots = commands.slots
+    for k, leaf in enumerate(op.inputs):
         t = tensors[k]
         if t is not None:
-            ports.add("input", k, t, op.inputs[k])
+            ports.add("input", k, t, leaf)
     for k in adjoint.cotangents:
-        slots["cotangent", k] = next(order)
         ports.add("cotangent", k, commands.spec_of(slots["cotangent", k]), op.outputs[k])
-    slots["carries", 0] = inputs + count
-    next(order)
     ports.add_whole("carries", commands.spec_of(slots["carries", 0]))
     for k in adjoint.seeded:
-        slots["seed", k] = next(order)
         t = commands.spec_of(slots["seed", k]).expand((*spec.carry_batch, *op.state[k].shape))
         ports.add("seed", k, t, op.state[k], carry=True)
     found = Prepared(spec, commands, ports, kernel, segments=segments)
@@ -193,13 +175,34 @@ def backward(
             found.sums[n] = g, op.inputs[k].dtype
         t = commands.spec_of(slots["gradient", k])
         ports.add("gradient", k, t, op.inputs[k], lane=g.lane, leading=g.leading)
+    found.finals = allocate_ends(commands)
     for k in kernel.ends:
-        shape = (*spec.carry_batch, *op.state[k].shape)
-        slots["end", k] = commands.allocate(shape, op.state[k].accumulator)
-        found.finals.append(slots["end", k])
-        if not set(part_spans(op.state)[k]) <= set(adjoint.carry):
-            commands.eager("zeros", set_to_zero, [found.finals[-1]])
         ports.add("end", k, commands.spec_of(slots["end", k]), op.state[k], lane=True, carry=True)
+    return found
+
+
+def backward_commands(spec: ScanSpec[VectorAdjoint], tensors: Tensors) -> CommandList:
+    """The commands of a backward pass, with the roles of its tensors in `slots`: after the inputs
+    the cotangents of outputs, the saved carries, the cotangents of finals ("seed")."""
+    commands, adjoint = CommandList(spec, tensors), spec.operator
+    cotangents = enumerate(adjoint.cotangents, len(adjoint.op.inputs))
+    seeds = enumerate(adjoint.seeded, adjoint.carries + 1)
+    commands.slots.update({("cotangent", k): slot for slot, k in cotangents})
+    commands.slots["carries", 0] = adjoint.carries
+    commands.slots.update({("seed", k): slot for slot, k in seeds})
+    return commands
+
+
+def allocate_ends(commands: CommandList) -> list[Slot]:
+    """Allocate the gradients of init, and enter them in `slots`. Kernels write the parts that are
+    carried; where there are others, all are set to zero first."""
+    spec: ScanSpec[VectorAdjoint] = commands.spec
+    adjoint, found = spec.operator, list[Slot]()
+    for k in adjoint.ends:
+        found.append(commands.allocate(*end_of(spec, k)))
+        commands.slots["end", k] = found[-1]
+        if not set(part_spans(adjoint.op.state)[k]) <= set(adjoint.carry):
+            commands.eager("zeros", set_to_zero, found[-1:])
     return found
 
 

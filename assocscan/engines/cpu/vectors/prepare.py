@@ -15,17 +15,15 @@ import torch
 
 from ....autodiff.vector_adjoint import backward_step
 from ....errors import BackendError
-from ....program.operator import Leaf
 from ....program.vectors.vector_adjoint import VectorAdjoint
-from ....program.vectors.vector_operator import VectorOperator, part_spans
+from ....program.vectors.vector_operator import VectorOperator
 from ...base.commands import Slot, SlotArgument
 from ...base.executable import CommandList, Executable, converted
 from ...base.explained_plan import Plan
 from ...base.layout import Given, result_layout, tensors_by_name
 from ...base.scan_spec import ScanSpec, TensorSpec
 from ...base.vectors.gradients import gradient_shape, order_like
-from ...base.vectors.prepare import set_to_zero
-from ...base.vectors.results import end_of
+from ...base.vectors.prepare import allocate_ends, backward_commands, set_to_zero
 from ..compiler import compiler_version, load
 from .kernel import (
     WIDTH,
@@ -41,6 +39,7 @@ from .source import source
 aten = torch.ops.aten
 Spec = ScanSpec[VectorOperator]
 
+CARRIES = ("init", "final", "seed", "end")  # the roles of tensors that are carries
 OFFSETS = 6  # the position of the offsets' address in the arguments of `assocscan_run`
 # Scans of fewer states (steps × chains × N) run on one thread (an estimate: they take about 30 µs).
 SERIAL_STATES = 1 << 15
@@ -124,32 +123,23 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
     text = source(kernel)
     function = load(text, True, f"a kernel of operator {op.name!r}")
     commands = CommandList(spec, tensors)
-    outputs, finals = result_layout(spec, given)
-    out_slots = [commands.allocate(size, dtype, strides) for size, strides, dtype in outputs]
-    final_slots = [commands.allocate(size, dtype) for size, dtype in finals]
+    out_slots, final_slots = commands.allocate_all(*result_layout(spec, given))
+    if op.saves_carries:
+        out_slots.append(commands.allocate(*carries_of(spec)))
+        commands.slots["carries", 0] = out_slots[-1]
     arguments = KernelArguments(spec, sharing, commands)
     for role, k in kernel.leaves:
-        if role == "input":
-            arguments.add(
-                commands.slots["input", k] if given.get((role, k)) else None, op.inputs[k]
-            )
-        elif role == "output":
-            arguments.add(out_slots[k], op.outputs[k])
-        elif role == "init":
-            arguments.add(commands.slots["init", k], op.state[k], carry=True)
-        elif role == "final":
-            arguments.add(final_slots[spec.final.index(k)], op.state[k], carry=True)
-        else:
-            out_slots.append(commands.allocate(*carries_of(spec)))
-            arguments.add_whole(out_slots[-1])
+        arguments.add(role, k)
     if sharing.row_count * sharing.lanes * spec.sequence_count:
         arguments.call(op.name, function)
     return commands.build(out_slots, final_slots, lambda: plan_of(spec, sharing, commands))
 
 
 def input_access(t: TensorSpec | None, axis: int, sharing: Sharing) -> Access | None:
-    if t is None:
-        return None
+    return None if t is None else access_of(t, axis, sharing)
+
+
+def access_of(t: TensorSpec, axis: int, sharing: Sharing) -> Access:
     return Access(t.dtype, varies_along(t, axis), varies_along(t, sharing.lane))
 
 
@@ -182,38 +172,33 @@ class KernelArguments:
         if spec.sequences is not None:
             self.addresses.append((OFFSETS, commands.slots["offsets", 0]))
 
-    def add(
-        self, slot: Slot | None, leaf: Leaf, carry: bool = False, workers: bool = False
-    ) -> None:
-        """A leaf; None for one that is not read. carry: it has no axis, and a leading dimension for
-        packed sequences. workers: it has a leading dimension for the workers."""
-        if slot is None:
+    def add(self, role: str, k: int, workers: bool = False) -> None:
+        """The tensor with this role and number in `commands.slots`. workers: it has a leading
+        dimension for the workers."""
+        slot = self.commands.slots[role, k]
+        t = self.commands.specs[slot]
+        if t is not None:
+            self.addresses.append((len(self.template), slot))
+        if t is None or role == "carries":  # not read, or addressed by the kernel itself
             self.template.extend([0] * (6 + self.dims))
             return
         spec, sharing = self.spec, self.sharing
-        t = self.commands.spec_of(slot)
         strides = [s * t.itemsize if n > 1 else 0 for n, s in zip(t.shape, t.strides, strict=True)]
         worker = sequence = 0
         if workers:
             worker = t.nbytes // t.shape[0]
             strides = strides[1:]
-        if carry:
-            if t.ndim - len(leaf.shape) < len(spec.carry_batch):  # an init with fewer dimensions
-                strides = [0] * (len(spec.carry_batch) + len(leaf.shape) - t.ndim) + strides
+        if role in CARRIES:  # without the axis, with a leading dimension for packed sequences
+            rank = len(spec.carry_batch) + len(spec.operator.state[k].shape)
+            strides = [0] * (rank - t.ndim) + strides  # of an init with fewer dimensions
             if spec.sequences is not None:
                 sequence, strides = strides[0], strides[1:]
             strides = [*strides[: spec.axis], 0, *strides[spec.axis :]]
         rank = len(spec.batch)
         state = strides[rank] if len(strides) > rank else 0
-        self.addresses.append((len(self.template), slot))
         lane = 0 if sharing.lane is None else strides[sharing.lane]
         self.template += [0, strides[spec.axis], lane, state, sequence, worker]
         self.template += [strides[d] for d in sharing.rows]
-
-    def add_whole(self, slot: Slot) -> None:
-        """A tensor that the kernel addresses by itself."""
-        self.addresses.append((len(self.template), slot))
-        self.template.extend([0] * (6 + self.dims))
 
     def call(self, name: str, function: object) -> None:
         self.commands.call_host(name, function, self.template, self.addresses)  # type: ignore[arg-type]
@@ -272,68 +257,39 @@ def prepare_backward(
     leaf does not vary; the finals those of init, one for each state leaf that is carried.
     """
     adjoint = spec.operator
-    op, inputs = adjoint.op, len(adjoint.op.inputs)
-    commands = CommandList(spec, tensors)
-    first_cotangent = inputs
-    carries = adjoint.carries
-    first_seed = carries + 1
-    sharing = share(spec, op.size, adjoint.lane)
-    ends = adjoint.ends
-    gradients = []
-    for k in adjoint.wanted:
-        t = tensors[k]
-        assert t is not None
-        gradients.append(gradient_of(k, t, spec, sharing))
-    cotangents = tensors[first_cotangent:carries]
-    seeds = tensors[first_seed : first_seed + len(adjoint.seeded)]
+    op, commands = adjoint.op, backward_commands(spec, tensors)
+    sharing, slots = share(spec, op.size, adjoint.lane), commands.slots
+    given = {k: commands.spec_of(k) for k in adjoint.wanted}
+    gradients = {k: gradient_of(k, t, spec, sharing) for k, t in given.items()}
+    cotangents = [commands.spec_of(slots["cotangent", k]) for k in adjoint.cotangents]
     kernel = BackwardKernel(
         adjoint,
-        tuple(input_access(t, spec.axis, sharing) for t in tensors[:inputs]),
-        tuple(
-            Access(t.dtype, varies_along(t, spec.axis), varies_along(t, sharing.lane))
-            for t in cotangents if t is not None
-        ),
-        tuple(g.access for g in gradients),
-        tuple(t.dtype for t in seeds if t is not None),
-        ends,
-    )  # fmt: skip
+        tuple(input_access(t, spec.axis, sharing) for t in tensors[: len(op.inputs)]),
+        tuple(access_of(t, spec.axis, sharing) for t in cotangents),
+        tuple(g.access for g in gradients.values()),
+        tuple(commands.spec_of(slots["seed", k]).dtype for k in adjoint.seeded),
+        adjoint.ends,
+    )
     steps = backward_step(adjoint, False)
     check_cost(adjoint.name, len(steps.recomputed.instructions) + len(steps.pulled.instructions))
     function = load(source(kernel), True, f"a kernel of operator {adjoint.name!r}")
+    for k, g in gradients.items():
+        shape, strides = g.shape, order_like(given[k], g.shape)
+        if g.workers:
+            shape, strides = (g.workers, *shape), (math.prod(shape), *strides)
+        slots["gradient", k] = commands.allocate(shape, g.access.dtype, strides)
+    results, ends = [slots["gradient", k] for k in gradients], allocate_ends(commands)
     arguments = KernelArguments(spec, sharing, commands)
-    results: list[Slot] = []
-    end_slots: list[Slot] = []
     for role, k in kernel.leaves:
-        if role == "input":
-            arguments.add(k if tensors[k] is not None else None, op.inputs[k])
-        elif role == "cotangent":
-            arguments.add(first_cotangent + adjoint.cotangents.index(k), op.outputs[k])
-        elif role == "carries":
-            arguments.add_whole(carries)
-        elif role == "seed":
-            arguments.add(first_seed + adjoint.seeded.index(k), op.state[k], carry=True)
-        elif role == "gradient":
-            g, t = gradients[adjoint.wanted.index(k)], tensors[k]
-            assert t is not None
-            strides = order_like(t, g.shape)
-            shape = g.shape
-            if g.workers:
-                shape, strides = (g.workers, *shape), (math.prod(shape), *strides)
-            results.append(commands.allocate(shape, g.access.dtype, strides))
-            arguments.add(results[-1], op.inputs[k], workers=bool(g.workers))
-        else:
-            end_slots.append(commands.allocate(*end_of(spec, k)))
-            if not set(part_spans(op.state)[k]) <= set(adjoint.carry):
-                commands.eager("zeros", set_to_zero, [end_slots[-1]])
-            arguments.add(end_slots[-1], op.state[k], carry=True)
+        arguments.add(role, k, workers=role == "gradient" and gradients[k].workers > 0)
     if sharing.row_count * sharing.lanes * spec.sequence_count:
         arguments.call(adjoint.name, function)
     else:
         commands.eager("zeros", set_to_zero, results)
-    for n, (k, g) in enumerate(zip(adjoint.wanted, gradients, strict=True)):
+    for n, (k, g) in enumerate(gradients.items()):
         if g.workers:
             results[n] = add_sum(commands, results[n], g, op.inputs[k].dtype)
-    return commands.build(results, end_slots, lambda: plan_of(spec, sharing, commands))
+    return commands.build(results, ends, lambda: plan_of(spec, sharing, commands))
 
 
 def add_sum(commands: CommandList, slot: Slot, g: Gradient, dtype: torch.dtype) -> Slot:

@@ -9,64 +9,53 @@ The groups have GROUP steps, what is left over at the end of the axis is taken s
 kept carries are a few KB for each program, which the caches hold. Barriers separate their writes
 from their reads, since a thread may read what another one wrote.
 
-Gradients of leaves that vary along the axis are stored step by step; those of others are summed in
-registers. Where a leaf does not vary along the lanes, its gradient is summed over the lanes of the
-program. What several programs add up is summed over the programs afterwards (`prepare`), in a fixed
-order.
+Gradients of leaves that vary along the axis are stored: those with states step by step, others
+group by group. Gradients of other leaves are summed in registers. Where a leaf does not vary along
+the lanes, its gradient is summed over the lanes of the program (`lane_sums`). What several programs
+add up is summed over the programs afterwards, in a fixed order (`base/vectors/prepare.add_sum`).
 
-Names in the text, besides those of `text` and `grouped_text`: m0, … the cotangent of the carry;
-d0, … the sums of gradients, numbered as the parts of `gradient_leaves`, f0, … those of them that
-have one for each step of a group; p…, r… the values of a group and of its steps, forwards and
-backwards.
+Names in the text, besides those of `text` and `grouped_text`: g0, … the cotangents of the outputs;
+m0, … the cotangent of the carry; d0, … the sums of gradients, numbered as the parts of
+`gradient_leaves`, f0, … those of them that have one for each step of a group; p…, r… the values of
+a group and of its steps, forwards and backwards; ps…, rs… those of a step that is taken alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from ....autodiff.vector_adjoint import BackwardStep, backward_step
 from ....program.cpp_and_triton_expressions import TRITON
 from ....program.dtypes import TRITON_MEMORY
 from ....program.program_builder import Program
 from ....program.vectors.vector_operator import part_dtypes
-from ...base.vectors.kernel import CHUNK, BackwardKernel, VectorPort
+from ...base.vectors.kernel import CHUNK, BackwardKernel
 from .grouped_steps import GROUP, group_program
-from .grouped_text import GroupedText
-from .text import UNREAD, Value, one
+from .lane_sums import LaneSumText
+from .memory import Value
+from .text import UNREAD, of_state
 from .tile import KEPT_CARRIES
 
 
 @dataclass(frozen=True)
 class Recomputed:
     """The names of what one step's recomputation left: the carry before and after it, and the kept
-    values. t: its place."""
+    values."""
 
     before: list[Value]
     after: list[Value]
     kept: list[Value]
-    t: str
 
 
-def is_summed(gradient: VectorPort) -> bool:
-    """Whether a gradient with states is summed over the lanes, step by step."""
-    return gradient.state and gradient.varies_in_time and not gradient.lane
-
-
-class BackwardText(GroupedText):
+class BackwardText(LaneSumText):
     """The kernel function of one `BackwardKernel`."""
-
-    kernel: BackwardKernel
 
     def __init__(self, kernel: BackwardKernel) -> None:
         super().__init__(kernel)
         self.adjoint = kernel.operator
         self.carry = self.adjoint.carry
         self.saved = self.adjoint.saved_parts
-        places = self.leaf_parts(self.adjoint.gradient_leaves)
-        # Of each part of a gradient: its leaf's number, and its place in it.
-        self.gradients = [(self.adjoint.wanted[k], n) for k, n in places]
         self.gradient_kinds = part_dtypes(self.adjoint.gradient_leaves)
 
     def text(self) -> str:
@@ -83,10 +72,16 @@ class BackwardText(GroupedText):
         self.load_constant_inputs(self.used)
         self.enter()
         self.find_groups()
+        self.lanes_of_warp.find_partners()
         self.find_flat(self.flat_leaves())
+        self.find_requests(self.leaves_of(steps[0]))
         with self.block("for j in range(0, chunks):"):
             self.chunk()
-        for d in self.summed_alike:
+        if self.summed:
+            self("chunk = -1")
+            self("tl.debug_barrier()")
+            self.add_sums()
+        for d in self.summed_uniform:
             self(f"d{d} = d{d} + tl.sum(f{d}, 1, keep_dims=True)")
         if kernel.first:
             with self.block("if count > 0:"):
@@ -120,7 +115,7 @@ class BackwardText(GroupedText):
         step = backward_step(self.adjoint, False)
         after = step.recomputed.select(range(len(carry)))
         self("chunk = chunks - 1 - j")
-        self.kept(self.chunk_place("chunk", self.saved), self.saved, carry)
+        self.load_carry(self.chunk_place("chunk", self.saved), self.saved, carry)
         self(f"""
             begin_chunk = start + chunk * {chunk}
             size = tl.minimum(count - begin_chunk, {chunk})
@@ -129,32 +124,35 @@ class BackwardText(GroupedText):
             tail = begin_chunk + groups_here * {GROUP}
             any_group = origin + groups_here > 0
         """)
-        self("tl.debug_barrier()")  # the reads of the chunk after this one have ended
+        earlier = self.chunk_place("tl.maximum(chunk - 1, 0)", self.saved)
+        for address in self.kept_addresses(earlier, self.saved):
+            self(f"scalar.fetch(({address}).to(tl.int64))")
+        self("tl.debug_barrier()")  # carries of the chunk before have been read, its sums written
+        if self.summed:
+            self.add_sums()
         self.load_group(after.used_inputs, "begin_chunk", "any_group")
         with self.block("for g in range(0, groups_here):"):
-            self.keep(self.scratch("g"), carry, self.carried("s", carry))
+            self.store_carry(self.scratch("g"), carry, self.carried("s", carry))
             self.take_loaded(after.used_inputs)
             self.load_group(after.used_inputs, f"(begin_chunk + {GROUP} * (g + 1))", "")
             self.advance_group(after)
         with self.block("for i in range(0, left_over):"):
-            self.keep(self.scratch(f"{chunk // GROUP} + i"), carry, self.carried("s", carry))
+            self.store_carry(self.scratch(f"{chunk // GROUP} + i"), carry, self.carried("s", carry))
             self.advance(step, "tail + i")
-        self("tl.debug_barrier()")
+        self("tl.debug_barrier()")  # carries have been written, sums read
         with self.block("for i in range(0, left_over):"):
             self("last = left_over - 1 - i")
-            self.kept(self.scratch(f"{chunk // GROUP} + last"), carry, carry)
-            self.pull(step, self.recompute(step, self.carried("s", carry), 0, "(tail + last)"), 0)
-        self.load_alike_of(step, f"(tail - {GROUP})", "any_group")
+            self.load_carry(self.scratch(f"{chunk // GROUP} + last"), carry, carry)
+            self.pull(step, self.recompute(step, self.carried("s", carry), "(tail + last)"))
+        self.load_uniform_of(step, f"(tail - {GROUP})", "any_group")
         with self.block("for i in range(0, groups_here):"):
             self("g = groups_here - 1 - i")
             self(f"low = begin_chunk + g * {GROUP}")
-            self.kept(self.scratch("g"), carry, carry)
-            self.take_alike(self.alike_names(step))
-            self.load_alike_of(step, f"(low - {GROUP})", "")
-            self.fetch_group(self.leaves_of(step), f"(low - {CHUNK})")
+            self.load_carry(self.scratch("g"), carry, carry)
+            self.fetch_group(f"low - {CHUNK}")
+            self.take_uniform(self.uniform_names(step))
+            self.load_uniform_of(step, f"(low - {GROUP})", "")
             self.group(step)
-        if self.summed:
-            self.add_sums()
 
     def scratch(self, slot: str) -> str:
         """Where the carry number `slot` of a chunk is kept."""
@@ -186,7 +184,7 @@ class BackwardText(GroupedText):
         return found
 
     @property
-    def summed_alike(self) -> list[int]:
+    def summed_uniform(self) -> list[int]:
         """The gradients that are summed along the axis and have one value for all states."""
         ports = [self.kernel.port["gradient", k] for k, _ in self.gradients]
         return [d for d, p in enumerate(ports) if not (p.varies_in_time or p.state)]
@@ -205,25 +203,25 @@ class BackwardText(GroupedText):
         cotangents = [("cotangent", k) for g, k, _, _ in self.cotangent_parts() if base + g in used]
         return [*self.input_leaves(self.varying(self.used)), *cotangents]
 
-    def alike_names(self, step: BackwardStep) -> list[str]:
-        """The names of what `load_alike_of` loads."""
+    def uniform_names(self, step: BackwardStep) -> list[str]:
+        """The names of what `load_uniform_of` loads."""
         found = [f"x{c}_" for c in self.split_inputs(self.used)[0]]
-        return found + [f"g{g}_" for g in self.alike_cotangents(step)]
+        return found + [f"g{g}_" for g in self.uniform_cotangents(step)]
 
-    def alike_cotangents(self, step: BackwardStep) -> list[int]:
+    def uniform_cotangents(self, step: BackwardStep) -> list[int]:
         base = len(self.op.step_inputs) + len(self.carry)
         return [
             g for g, k, _, _ in self.cotangent_parts()
             if base + g in step.pulled.used_inputs and not self.kernel.port["cotangent", k].state
         ]  # fmt: skip
 
-    def load_alike_of(self, step: BackwardStep, low: str, when: str) -> None:
+    def load_uniform_of(self, step: BackwardStep, low: str, when: str) -> None:
         """The inputs and cotangents of the group from `low` on that have one value for all
         states. when: as `load_group` has it."""
-        self.load_alike(self.split_inputs(self.used)[0], low, when)
-        alike = self.alike_cotangents(step)
+        self.load_uniform(self.split_inputs(self.used)[0], low, when)
+        uniform = self.uniform_cotangents(step)
         for g, k, n, kind in self.cotangent_parts():
-            if g in alike:
+            if g in uniform:
                 self(f"g{g}_n = {self.load_flat('cotangent', k, n, kind, when)}")
 
     def advance_group(self, program: Program) -> None:
@@ -244,9 +242,9 @@ class BackwardText(GroupedText):
         """The backward pass through a group of steps, from the carry s before it."""
         program, count = step.recomputed, len(self.carry)
         others = self.split_inputs(self.used)[1]
+        self(f"first = {self.place('low', 'count')}")
         for j in range(GROUP):
-            self(f"t{j} = {self.place(f'(low + {j})', 'count')}")
-            self.load_inputs(frozenset(others), f"t{j}", f"_{j}")
+            self.load_inputs(frozenset(others), "first", f"_{j}", later=j)
         kept = range(count, len(program.outputs))
         by_step = frozenset(range(count)) | {n for n in kept if step.kept[n - count][1]}
         forward = group_program(program, self.op.step_varies, frozenset(range(self.width)), by_step)
@@ -254,13 +252,13 @@ class BackwardText(GroupedText):
         state = self.all_parts(self.carried("s", self.carry), self.carry)
         names = self.group_values([*state, *inputs], "p", program)
         self.early(forward, names)
+        values: list[list[Value]] = []
         steps: list[list[Value]] = []  # of each: its carry, then what it keeps of its own
         before = self.carried("s", self.carry)
         for j in range(GROUP):
             own_state = dict(zip(self.carry, before, strict=True))
             own = self.core(forward, names, own_state, j, "p")
-            for v in forward.handed:
-                self.hand(f"pc{v}", own[v], j, j == 0)
+            values.append(own)
             outputs = enumerate(program.outputs)
             after = [own[v] if n in by_step else UNREAD for n, v in outputs]
             for n, c in enumerate(self.carry):  # in the shape of a carry
@@ -270,11 +268,11 @@ class BackwardText(GroupedText):
                 after[n] = targets
             steps.append([*before, *after])
             before = after[:count]
-        for v in forward.handed:
-            names[v] = (f"pc{v}",)
+        for v, name in self.hand(forward, values, "pc").items():
+            names[v] = name
         self.late(forward, names)
-        alike_kept = [names[v] for v in program.outputs[count:]]
-        self.pull_group(step, steps, inputs, alike_kept)
+        uniform_kept = [names[v] for v in program.outputs[count:]]
+        self.pull_group(step, steps, inputs, uniform_kept)
 
     def pull_group(
         self, step: BackwardStep, steps: Sequence[list[Value]], inputs: Sequence[Value],
@@ -303,6 +301,7 @@ class BackwardText(GroupedText):
         names = self.group_values(known, "r", program)
         self.early(grouped, names)
         sums: dict[tuple[int, int], list[Value]] = {}
+        values: list[list[Value]] = []
         for j in reversed(range(GROUP)):
             before, after = steps[j][:count], steps[j][count : 2 * count]
             own = dict(zip(self.carry, before, strict=True))
@@ -312,10 +311,11 @@ class BackwardText(GroupedText):
                     if first_kept + n in own_kept}  # fmt: skip
             for g, k, n, kind in parts:
                 if seeds + g in with_states and seeds + g in program.used_inputs:
-                    own[seeds + g] = self.load(f"g{g}_{j}", "cotangent", k, n, kind, f"t{j}")
+                    own[seeds + g] = self.load(
+                        f"g{g}_{j}", "cotangent", k, n, kind, "first", later=j
+                    )
             found = self.core(grouped, names, own, j, "r")
-            for v in grouped.handed:
-                self.hand(f"rc{v}", found[v], j, j == GROUP - 1)
+            values.insert(0, found)
             for d, (k, n) in enumerate(self.gradients):
                 value = found[program.outputs[count + d]]
                 if not ports[d].state:
@@ -323,30 +323,33 @@ class BackwardText(GroupedText):
                 if not ports[d].varies_in_time:
                     self.add(self.of_states(f"d{d}"), value)
                 elif ports[d].lane:
-                    self.store("gradient", k, n, value, f"t{j}")
+                    self.store("gradient", k, n, value, "first", later=j)
                 else:
                     targets = self.of_states(f"sum{d}_{j}")
                     for i, target in enumerate(targets):
-                        self(f"{target} = {self.of_present(one(value, i), k, self.shape(True))}")
+                        self(
+                            f"{target} = {self.of_present(of_state(value, i), k, self.shape(True))}"
+                        )
                     sums.setdefault((k, n), []).insert(0, targets)  # the steps upwards
             self.set_carry("m", self.carry, [found[v] for v in program.outputs[:count]])
-        for v in grouped.handed:
-            names[v] = (f"rc{v}",)
+        for v, name in self.hand(grouped, values, "rc").items():
+            names[v] = name
         self.late(grouped, names)
         if sums:
             self.keep_sums(sums)
-        self(f"times = {self.place('(low + flat_step)', 'count')}")
         for d, (k, n) in enumerate(self.gradients):
             port = ports[d]
             if port.state:
                 continue
-            (alike,) = names[program.outputs[count + d]]
+            (uniform,) = names[program.outputs[count + d]]
             if not port.varies_in_time:
-                self(f"f{d} = f{d} + {alike}")
+                self(f"f{d} = f{d} + {uniform}")
             elif port.lane:
-                self.store_flat("gradient", k, n, alike)
+                self.store_flat("gradient", k, n, uniform)
             else:
-                total = f"tl.sum({self.of_present(alike, k, self.group_shape)}, 0, keep_dims=True)"
+                total = (
+                    f"tl.sum({self.of_present(uniform, k, self.group_shape)}, 0, keep_dims=True)"
+                )
                 self(f"places = {self.place('(low + step)', 'count')}")
                 at, memory = self.at("gradient", k, n, "places"), TRITON_MEMORY[port.dtype]
                 self(f"tl.store({at}, {total}.to({memory}))")
@@ -354,109 +357,48 @@ class BackwardText(GroupedText):
     def add(self, targets: Value, value: Value) -> None:
         """Add a value to sums."""
         for i, target in enumerate(targets):
-            self(f"{target} = {target} + {one(value, i)}")
-
-    def of_present(self, value: str, k: int, shape: str) -> str:
-        """A value, 0 for lanes that do not exist."""
-        zero = TRITON.literal(0, self.op.inputs[k].scalar)
-        return f"tl.where(present, tl.broadcast_to({value}, {shape}), {zero})"
-
-    # Gradients that are summed over the lanes. Each warp adds up the values of its own lanes and
-    # keeps the sums; after a chunk they are added up over the warps. Were all lanes added up for
-    # each group, the warps would wait for each other as often.
-
-    @cached_property
-    def summed(self) -> list[tuple[int, int]]:
-        """Of each part of a gradient with states, summed over the lanes step by step: its leaf and
-        its place in it."""
-        return [(k, n) for k, n in self.gradients if is_summed(self.kernel.port["gradient", k])]
-
-    def partials(self, number: int, step: str, warp: str) -> str:
-        """Where the sums of a warp are kept that belong to part `number` of `summed`."""
-        size = len(self.summed) * CHUNK * self.tile.warps * self.tile.states
-        row = f"(({number * CHUNK} + {step}) * {self.tile.warps} + {warp}) * {self.tile.states}"
-        return f"partials0_ptr + tl.cast(tl.program_id(0), {self.index}) * {size} + {row}"
-
-    def keep_sums(self, sums: Mapping[tuple[int, int], Sequence[Value]]) -> None:
-        """Keep the sums over each warp's lanes. sums: of each part the values of all steps."""
-        warps, size = self.tile.warps, self.pairs // self.tile.warps
-        shape = f"[{warps}, {size // self.tile.threads}, {self.tile.threads}]"
-        for i, ((k, _), steps) in enumerate(sums.items()):
-            kind = self.op.inputs[k].scalar
-            for j, value in enumerate(steps):
-                kept = []
-                for name in value:
-                    total = f"tl.sum(tl.reshape({name}, {shape}), 1, keep_dims=True)"
-                    whole = f"tl.broadcast_to({self.as_bits(total, kind)}, {shape})"
-                    kept.append(f"tl.reshape({whole}, {self.shape(True)})")
-                at = self.partials(i, f"g * {GROUP} + {j}", f"(pair // {size})")
-                first = f"(pair % {size} < {self.tile.threads})"
-                self.store_states(f"{at} + pair_state", "1", kept, [first])
-
-    def add_sums(self) -> None:
-        """Add up what the warps kept for the groups of a chunk."""
-        self("tl.debug_barrier()")
-        self(f"""
-            row_step = tl.arange(0, {CHUNK})[:, None] + origin
-            row_state = tl.arange(0, {self.tile.states})[None, :] + origin
-            places = {self.place("(begin_chunk + row_step)", "count")}
-        """)
-        mask = f"(row_step < groups_here * {GROUP})"
-        mask += f" & (row_state < {self.op.size})" if self.padded else ""
-        for i, (k, n) in enumerate(self.summed):
-            kind = self.op.inputs[k].scalar
-            parts_of_sum = []
-            for warp in range(self.tile.warps):
-                at = f"{self.partials(i, 'row_step', str(warp))} + row_state"
-                parts_of_sum.append(self.from_bits(f"tl.load({at}, mask={mask}, other=0)", kind))
-            row, step = self.at("gradient", k, n, "places", "row"), self.state_step("gradient", k)
-            memory = TRITON_MEMORY[self.kernel.port["gradient", k].dtype]
-            total = self.folded("({0} + {1})", parts_of_sum)
-            self(f"tl.store({row} + row_state * {step}, ({total}).to({memory}), mask={mask})")
+            self(f"{target} = {target} + {of_state(value, i)}")
 
     def first_step(self) -> None:
         """The backward pass through a step that made its element the carry."""
         step = backward_step(self.adjoint, True)
-        self.pull(step, self.recompute(step, None, 0, "0"), 0)
+        self.pull(step, self.recompute(step, None, "0"))
 
-    def recompute(
-        self, step: BackwardStep, before: list[Value] | None, j: int, q: str
-    ) -> Recomputed:
-        """One step forwards. before: the names of the carry's parts; None where there is none."""
-        self(f"t{j} = {self.place(q, 'count')}")
-        x = self.load_inputs(step.recomputed.used_inputs, f"t{j}", "_")
+    def recompute(self, step: BackwardStep, before: list[Value] | None, q: str) -> Recomputed:
+        """Step q forwards; its place is t. before: the names of the carry's parts; None where there
+        is none."""
+        self(f"t = {self.place(q, 'count')}")
+        x = self.load_inputs(step.recomputed.used_inputs, "t", "_s")
         state = self.all_parts(before, self.carry)
-        results = self.compute(step.recomputed, [*state, *x], self.op.step_varies, f"p{j}_")
+        results = self.compute(step.recomputed, [*state, *x], self.op.step_varies, "ps")
         count, found = len(self.carry), []
         # Copies: a name may be that of a variable that another step overwrites.
         for n, value in enumerate(results):
-            found.append(self.named(f"p{j}_out{n}", len(value) > 1))
-            for target, name in zip(found[-1], value, strict=True):
-                self(f"{target} = {name}")
-        return Recomputed(before or [], found[:count], found[count:], f"t{j}")
+            found.append(self.named(f"ps_out{n}", len(value) > 1))
+            self.assign([found[-1]], [value])
+        return Recomputed(before or [], found[:count], found[count:])
 
-    def pull(self, step: BackwardStep, done: Recomputed, j: int) -> None:
-        """One step backwards."""
-        program, t = step.pulled, done.t
-        x = self.load_inputs(program.used_inputs, t, "_")
+    def pull(self, step: BackwardStep, done: Recomputed) -> None:
+        """The step at t backwards."""
+        program = step.pulled
+        x = self.load_inputs(program.used_inputs, "t", "_s")
         base = len(self.op.step_inputs) + len(self.carry)
-        leaves, found = self.adjoint.cotangent_leaves, []
-        for g, (k, n) in enumerate(self.leaf_parts(leaves)):
+        found = []
+        for g, k, n, kind in self.cotangent_parts():
             value = UNREAD
             if base + g in program.used_inputs:
-                number, kind = self.adjoint.cotangents[k], leaves[k].scalar
-                value = self.load(f"g{g}", "cotangent", number, n, kind, t)
+                value = self.load(f"g{g}", "cotangent", k, n, kind, "t")
             found.append(value)
         inputs = [
             *self.all_parts(done.before, self.carry), *x, *done.after, *found,
             *self.carried("m", self.carry), *done.kept,
         ]  # fmt: skip
-        names = self.compute(program, inputs, step.pulled_varies, f"r{j}_")
+        names = self.compute(program, inputs, step.pulled_varies, "rs")
         count = len(self.carry)
         for d, ((k, n), value) in enumerate(zip(self.gradients, names[count:], strict=True)):
             port = self.kernel.port["gradient", k]
             if port.varies_in_time:
-                self.store_gradient(k, n, value, t)
+                self.store_gradient(k, n, value, "t")
             else:
                 self.add(self.named(f"d{d}", port.state), value)
         self.set_carry("m", self.carry, names[:count])

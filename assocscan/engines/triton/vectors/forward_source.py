@@ -3,18 +3,20 @@
     find the lanes, their bounds and the carry that enters
     step by step:  load → lift → combine → lower → store
 
-The carry stays in registers, and the inputs of the next group of steps are under way to others.
+The carry stays in registers, and the inputs of the next group of steps are loaded into others.
 Where a backward pass will follow, the carry before each chunk of steps is stored, too.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from ....program.cpp_and_triton_expressions import TRITON
 from ....program.program_builder import Program
 from ...base.vectors.kernel import CHUNK, ForwardKernel
 from .grouped_steps import FETCHED, GROUP, GroupedProgram, group_program
 from .grouped_text import GroupedText
-from .text import Value
+from .memory import Value
 
 
 class ForwardText(GroupedText):
@@ -58,44 +60,45 @@ class ForwardText(GroupedText):
                 *(("output", k) for k, _, n in self.outputs() if n not in by_step),
             ]
         )
+        self.find_requests(self.input_leaves(self.varying(self.used)))
         state = self.all_parts(self.carried("s", self.kernel.carry), self.kernel.carry)
         known = [*state, *self.input_names(self.used, "_")]
         names = self.group_values(known, "v", program)
-        alike, others = self.split_inputs(self.used)
-        self.load_group(self.used, "start", "any_group")
+        uniform, others = self.split_inputs(self.used)
+        self.load_uniform(uniform, "start", "any_group")
         self.early_ahead(grouped, names)
-        self.load_alike(alike, f"(start + {GROUP})", "any_group")
+        self.load_uniform(uniform, f"(start + {GROUP})", "any_group")
+        self.load_with_states(others, "start", "any_group")
         with self.block("for group in range(0, groups):"):
             self.keep_chunk("group", CHUNK // GROUP)
             self(f"low = start + {GROUP} * group")
             self.take_early(grouped, names)
-            self.take_rows(others)
-            self.load_rows(others, f"(low + {GROUP})", "")
+            self.take_with_states(others)
+            self.load_with_states(others, f"(low + {GROUP})", "")
             self.early_ahead(grouped, names)
-            self.load_alike(alike, f"(low + {2 * GROUP})", "")
-            self.fetch_group(self.input_leaves([*alike, *others]), f"(low + {FETCHED})")
+            self.load_uniform(uniform, f"(low + {2 * GROUP})", "")
+            self.fetch_group(f"low + {FETCHED}")
             self.group(grouped, names)
         with self.block(f"for rest in range({GROUP} * groups, tl.maximum(count - start, 0)):"):
             self.keep_chunk("rest", CHUNK)
             self("t = " + self.place("(start + rest)", "count"))
             self.step(False)
 
-    def group(self, grouped: GroupedProgram, names: list[Value]) -> None:
+    def group(self, grouped: GroupedProgram, names: Sequence[Value]) -> None:
         """A group of steps, from `low` on, whose early values are known."""
         program, carry, names = grouped.program, self.kernel.carry, list(names)
+        steps = []
+        self(f"first = {self.place('low', 'count')}")
         for j in range(GROUP):
             own = self.core(grouped, names, {}, j, "v")
-            for v in grouped.handed:
-                self.hand(f"c{v}", own[v], j, j == 0)
-            self(f"t = {self.place(f'(low + {j})', 'count')}")
+            steps.append(own)
             for k, n, output in self.outputs():
                 if output in grouped.by_step:
-                    self.store("output", k, n, own[program.outputs[output]], "t")
+                    self.store("output", k, n, own[program.outputs[output]], "first", later=j)
             self.set_carry("s", carry, [own[v] for v in program.outputs[: len(carry)]])
-        for v in grouped.handed:
-            names[v] = (f"c{v}",)
+        for v, name in self.hand(grouped, steps, "c").items():
+            names[v] = name
         self.late(grouped, names)
-        self(f"times = {self.place('(low + flat_step)', 'count')}")
         for k, n, output in self.outputs():
             if output not in grouped.by_step:
                 (value,) = names[program.outputs[output]]
@@ -113,7 +116,7 @@ class ForwardText(GroupedText):
             return
         with self.block(f"if {number} % {size} == 0:"):
             place = self.chunk_place(f"({number} // {size})", self.kernel.carry)
-            self.keep(place, self.kernel.carry, self.carried("s", self.kernel.carry))
+            self.store_carry(place, self.kernel.carry, self.carried("s", self.kernel.carry))
 
     def enter(self) -> None:
         """The carry before the first step: from init, or the identity."""
@@ -137,7 +140,7 @@ class ForwardText(GroupedText):
         carry = self.kernel.carry
         x = self.load_inputs(self.used, "t")
         state = self.all_parts(self.carried("s", carry), carry)
-        names = self.compute(self.program(first), [*state, *x], self.op.step_varies, "v")
+        names = self.compute(self.program(first), [*state, *x], self.op.step_varies, "w")
         for (k, n), value in zip(
             self.leaf_parts(self.op.outputs), names[len(carry) :], strict=True
         ):

@@ -1,7 +1,7 @@
 """Which values of a step's program are computed for a group of steps at once.
 
-A tile is [lanes, states], and what has one value for all states of a lane would be computed by all
-threads of that lane alike. So a step's program is divided:
+Step by step all threads of a lane would compute what has one value for all its states, and each the
+same. So a step's program is divided:
 
     early   follow from inputs that are known for all steps of the group, and have one value for all
             states
@@ -22,8 +22,10 @@ from ....program.vectors.state_axis import REDUCTIONS, varying
 
 # The steps of a group: 4 for the 4 threads of a lane with 16 states.
 GROUP = 4
-# How many steps before they are computed steps are fetched from memory into the L2 cache.
-FETCHED = 32
+# A forward kernel asks for a step's memory, which comes into the L2 cache, so many steps before it
+# is read; a backward kernel a chunk before. SECTOR: the bytes that a request brings. MAX_ROUNDS: of
+# requests; each takes five registers.
+FETCHED, SECTOR, MAX_ROUNDS = 32, 32, 4
 EARLY, CORE, LATE, CONSTANT = "early", "core", "late", "constant"
 
 
@@ -38,7 +40,7 @@ class GroupedProgram:
     by_step: frozenset[int]
 
     @property
-    def picked(self) -> list[int]:
+    def early_by_step(self) -> list[int]:
         """The early values that are wanted step by step."""
         values = [self.program.outputs[n] for n in self.by_step]
         return self.crossing(EARLY, CORE, values)
@@ -53,13 +55,13 @@ class GroupedProgram:
         return v not in outputs and all(self.varies[k] for k in users)
 
     @property
-    def ready(self) -> list[int]:
+    def early_needed(self) -> list[int]:
         """The early values that others follow from, or that are outputs."""
         late = self.crossing(EARLY, LATE, self.program.outputs)
         return sorted({*self.crossing(EARLY, CORE, ()), *late})
 
     @property
-    def handed(self) -> list[int]:
+    def core_for_group(self) -> list[int]:
         """The core values that are wanted of all steps at once."""
         outputs = enumerate(self.program.outputs)
         return self.crossing(CORE, LATE, [v for n, v in outputs if n not in self.by_step])

@@ -27,11 +27,11 @@ from ...base.vectors.kernel import CHUNK, BackwardKernel, carry_dtype, padded
 from ...base.vectors.prepare import Prepared, Spec, Tensors
 from ..loader import load
 from ..prepare import LoadedKernel
-from .backward_source import is_summed
+from .lane_sums import is_summed
 from .source import source
 from .tile import KEPT_CARRIES, choose_tile
 
-# The warps of a multiprocessor whose threads have 255 registers each, and what leaves room for 12.
+# A multiprocessor has room for 8 warps whose threads take all of 255 registers, for 12 of 168.
 WARPS_OF_WIDE_THREADS, FEWER_REGISTERS = 8, 168
 # The most operations of a step that are compiled (an estimate).
 MAX_OPERATIONS = 1000
@@ -41,13 +41,13 @@ def prepare(spec: Spec, tensors: Tensors) -> Executable:
     """The executable of a forward scan. Raises BackendError where Triton cannot express it."""
     op = spec.operator
     check_programs(op.name, op.lift, op.combine, op.lower)
-    return launched(tensors_of.forward(spec, tensors, choose_tile(op.size)))
+    return launched(tensors_of.forward(spec, tensors, choose_tile(op.size, False)))
 
 
 def prepare_backward(spec: ScanSpec[VectorAdjoint], tensors: Tensors) -> Executable:
     """The executable of a backward pass."""
     adjoint = spec.operator
-    step, tile = backward_step(adjoint, False), choose_tile(adjoint.op.size)
+    step, tile = backward_step(adjoint, False), choose_tile(adjoint.op.size, True)
     check_programs(adjoint.name, step.recomputed, step.pulled)
     found = tensors_of.backward(spec, tensors, tile)
     ports, commands, kernel = found.ports, found.commands, found.kernel
@@ -74,8 +74,8 @@ def add_partials(found: Prepared) -> None:
 
 
 def most_registers(kernel: Any, programs: int, device: torch.device) -> int | None:
-    """The most registers of a thread of a backward pass whose warps do not all fit on the GPU with
-    as many as the compiler would take."""
+    """A limit to the registers of a thread, for a backward pass with more warps than fit on the GPU
+    at once without it."""
     warps = programs * kernel.tile.warps
     crowded = warps > processors(device) * WARPS_OF_WIDE_THREADS
     return FEWER_REGISTERS if crowded and isinstance(kernel, BackwardKernel) else None
@@ -98,7 +98,10 @@ def check_programs(name: str, *programs: Program) -> None:
 
 def launched(found: Prepared) -> Executable:
     """The executable that launches the kernel on the tensors of its ports."""
-    kernel, tile = found.complete_kernel(), found.kernel.tile
+    tile = found.kernel.tile
+    tile = replace(tile, full=found.ports.lanes % tile.lanes == 0)
+    found.kernel = replace(found.kernel, tile=tile)
+    kernel = found.complete_kernel()
     if found.spec.chains:
         sizes = found.sizes()
         integers = [sizes[name] for name in kernel.sizes()]

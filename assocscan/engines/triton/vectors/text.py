@@ -8,215 +8,35 @@ several states, a part that varies along them has a name for each: s1_i0, s1_i1,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 
 from ....program.cpp_and_triton_expressions import TRITON
-from ....program.dtypes import FLOATS, TRITON_MEMORY
+from ....program.dtypes import FLOATS
 from ....program.operator import Leaf
 from ....program.program_builder import Program, integer_range
 from ....program.vectors.state_axis import REDUCTIONS, varying
 from ....program.vectors.vector_operator import part_dtypes, parts
-from ...base.vectors.kernel import CHUNK, STRIDES, VectorKernel
-from ..emitter import Emitter, joined, plus, pointer, stride_name
+from ...base.vectors.kernel import CHUNK, VectorKernel
+from ..emitter import pointer
+from .memory import MemoryText, Value
 
-# The names of a value's tensors: one, or one for each state of a thread.
-Value = tuple[str, ...]
 UNREAD: Value = ("unread",)
 LOG2E = math.log2(math.e)
 
 
-def one(value: Value, i: int) -> str:
+def of_state(value: Value, i: int) -> str:
     """The tensor of a value for state i of each thread."""
     return value[i] if len(value) > 1 else value[0]
 
 
-class VectorText(Emitter):
-    """The kernel function of one `VectorKernel`: chains, addresses, loads and stores, programs."""
-
-    kernel: VectorKernel
+class VectorText(MemoryText):
+    """The programs of one `VectorKernel`, and the carries that it keeps in memory."""
 
     def __init__(self, kernel: VectorKernel) -> None:
-        super().__init__(kernel, {})
-        self.op, self.tile = kernel.vectors, kernel.tile
-        self.padded = self.tile.states != self.op.size
+        super().__init__(kernel)
         self.kinds = part_dtypes(self.op.state)
         self.width = self.op.width
-
-    # Which chains, and where they lie.
-
-    def find_chains(self) -> None:
-        """The lanes, the states, and the indices of the other dimensions of this program. Past the
-        last lane, that one once more, whose results are not stored; `slot` tells them apart."""
-        self.find_program()
-        self(f"""
-            blocks = tl.cdiv(lanes, {self.tile.lanes})
-            origin = tl.zeros([1, 1], {self.index})
-            here = tl.arange(0, {self.tile.lanes})[:, None] + origin
-            pair = tl.arange(0, {self.pairs})[:, None] + origin
-            item = tl.arange(0, {self.tile.items})[None, :] + origin
-        """)
-        if self.kernel.packed:
-            self.split_off("sequence", "sequences")
-        self(f"""
-            block = index % blocks
-            index = index // blocks
-            row = index
-            slot = block * {self.tile.lanes} + here
-            present = slot < lanes
-            lane = tl.minimum(slot, lanes - 1)
-            pair_slot = block * {self.tile.lanes} + pair // {self.tile.threads}
-            pair_state = pair % {self.tile.threads} * {self.tile.items}
-            pair_present = pair_slot < lanes
-            pair_lane = tl.minimum(pair_slot, lanes - 1)
-        """)
-        if self.padded:
-            self(f"state = tl.arange(0, {self.tile.threads})[None, :] * {self.tile.items} + origin")
-            for i in range(self.tile.items):
-                self(f"known{i} = state + {i} < {self.op.size}")
-        self.split_outer()
-        if self.kernel.packed:
-            self.load_offsets("begin", "end")
-            self("count = tl.maximum(end - begin, 0)")
-        else:
-            self("count = length")
-        self(f"start = {int(self.kernel.first)}")
-        self(f"chunks = tl.cdiv(tl.maximum(count - start, 0), {CHUNK})")
-
-    def find_leaves(self) -> None:
-        """Where step 0 of each leaf is for our lanes; of leaves with states, where the first state
-        is of each pair of a lane and a thread, and the row that they are in."""
-        for role, k, port in self.kernel.ports:
-            if role in ("carries", "scratch", "partials"):
-                continue
-            terms: dict[bool, list[str]] = {False: [pointer(role, k), "origin"], True: []}
-            for which in (*STRIDES[1:], *(f"outer{d}" for d in range(self.kernel.outer))):
-                stride = port.by_name.get(which, 0)
-                of_pair = port.state and which in ("lane", "state")
-                index = f"pair_{which}" if of_pair else which
-                if stride == 1:
-                    terms[of_pair].append(index)
-                elif stride is None:
-                    terms[of_pair].append(f"{index} * {stride_name(role, k, which)}")
-                elif (which == "state" and port.state) or (which == "lane" and port.lane):
-                    terms[of_pair].append(f"{index} * 0")  # the same place for all of them
-            if port.state:
-                self(f"{role}{k}_row = {' + '.join(terms[False])}")
-                terms[False] = [f"{role}{k}_row"]
-            self(f"{role}{k}_at = {' + '.join([*terms[False], *terms[True]])}")
-
-    def at(self, role: str, k: int, part: int, t: str | None, of: str = "at") -> str:
-        stride = self.kernel.port[role, k].by_name.get("time", 0)
-        place = plus(f"{role}{k}_{of}", part)
-        if t is None or stride == 0:
-            return place
-        return f"{place} + {t}" + ("" if stride == 1 else f" * {stride_name(role, k, 'time')}")
-
-    def load(
-        self, name: str, role: str, k: int, part: int, kind: str, t: str | None = None,
-        when: str = "",
-    ) -> Value:  # fmt: skip
-        """Load a part of a leaf. when: a condition besides that of the states, [1, 1]."""
-        port, place = self.kernel.port[role, k], self.at(role, k, part, t)
-        if port.state:
-            step = self.state_step(role, k)
-            return self.load_states(name, place, step, partial(self.converted, kind=kind), when)
-        text = f"tl.load({place}{f', mask={when}, other=0' if when else ''})"
-        self(f"{name} = {self.converted(text, kind)}")
-        return (name,)
-
-    def state_step(self, role: str, k: int) -> str:
-        """The distance of states in memory."""
-        step = self.kernel.port[role, k].by_name.get("state", 0)
-        return stride_name(role, k, "state") if step is None else str(step)
-
-    def load_states(
-        self, name: str, place: str, step: str, converted: Callable[[str], str], when: str = ""
-    ) -> Value:
-        """Load the states of each thread, the first of which is at `place`, `step` apart: adjacent
-        ones at once.
-
-        One dimension has all pairs of a lane and a thread, even where lanes have the same states.
-        Otherwise Triton loads elements one by one if there are more threads than elements, or
-        gives the tensor another layout than values have, and moves every value.
-        """
-        values, size = self.of_states(name), self.tile.items
-        if step == "1" and size > 1:
-            mask = self.states_mask([when], "item", size)
-            text = f"tl.load({place} + item{f', mask={mask}, other=0' if mask else ''})"
-            self(f"{name}_all = {converted(text)}")
-            loaded = self.split(f"{name}_all", size, f"{name}_all", f"[{self.pairs}]")
-        else:
-            loaded = []
-            for i in range(size):
-                mask = self.states_mask([when], str(i), 1)
-                mask = f", mask={mask}, other=0" if mask else ""
-                loaded.append(converted(f"tl.load({place} + {i} * {step}{mask})"))
-        for value, text in zip(values, loaded, strict=True):
-            self(f"{value} = tl.reshape({text}, {self.shape(True)})")
-        return values
-
-    def states_mask(self, present: Sequence[str], item: str, count: int) -> str:
-        """The mask of `count` states of each thread, from number `item` on."""
-        found = [condition for condition in present if condition]
-        if self.padded and self.op.size % count == 0 and count > 1:  # all of them exist, or none
-            found.append(f"(pair_state < {self.op.size})")
-        elif self.padded:
-            found.append(f"(pair_state + {item} < {self.op.size})")
-        return " & ".join(found)
-
-    def converted(self, loaded: str, kind: str) -> str:
-        """A value from memory in the type of a program's value."""
-        return f"({loaded} != 0)" if kind == "b1" else f"{loaded}.to({TRITON.types[kind]})"
-
-    def store(
-        self, role: str, k: int, part: int, value: Value, t: str | None = None, when: str = ""
-    ) -> None:
-        port, place = self.kernel.port[role, k], self.at(role, k, part, t)
-        memory, prefix = TRITON_MEMORY[port.dtype], "pair_" if port.state else ""
-        present = [c for c in (f"{prefix}present" if port.lane else "", when) if c]
-        if port.state:
-            values = [f"({v}).to({memory})" for v in value] * (self.tile.items // len(value))
-            present += [] if port.lane else [f"(pair < {self.tile.threads})"]  # by the first lane
-            self.store_states(place, self.state_step(role, k), values, present)
-            return
-        (name,) = value
-        mask = f", mask={' & '.join(present)}" if present else ""
-        shape = f"[{self.tile.lanes if port.lane else 1}, 1]"
-        self(f"tl.store({place}, tl.broadcast_to(({name}).to({memory}), {shape}){mask})")
-
-    def store_states(
-        self, place: str, step: str, values: Sequence[str], present: Sequence[str]
-    ) -> None:
-        """Store the states of each thread, the first of them at `place`, `step` apart."""
-        size = len(values)
-        together = step == "1" and size > 1
-        shape = f"[{self.pairs}]" if together else f"[{self.pairs}, 1]"
-        values = [f"tl.reshape(tl.broadcast_to({v}, {self.shape(True)}), {shape})" for v in values]
-        if together:
-            mask = self.states_mask(present, "item", size)
-            whole = f"tl.reshape({joined(values)}, [{self.pairs}, {size}])"
-            self(f"tl.store({place} + item, {whole}{f', mask={mask}' if mask else ''})")
-            return
-        for i, value in enumerate(values):
-            mask = self.states_mask(present, str(i), 1)
-            self(f"tl.store({place} + {i} * {step}, {value}{f', mask={mask}' if mask else ''})")
-
-    @property
-    def pairs(self) -> int:
-        """Of a lane and a thread."""
-        return int(self.tile.lanes * self.tile.threads)
-
-    def shape(self, varies: bool) -> str:
-        return f"[{self.tile.lanes}, {self.tile.threads if varies else 1}]"
-
-    def of_states(self, name: str) -> Value:
-        """The names of a value that varies along the states."""
-        items = self.tile.items
-        return (name,) if items == 1 else tuple(f"{name}_i{i}" for i in range(items))
-
-    def named(self, name: str, varies: bool) -> Value:
-        return self.of_states(name) if varies else (name,)
 
     # Elements.
 
@@ -233,13 +53,13 @@ class VectorText(Emitter):
                 self.load(f"x{c}", "input", k, n, self.op.step_inputs[c], when="any_step")
 
     def load_inputs(
-        self, used: frozenset[int], t: str, suffix: str = "", when: str = ""
+        self, used: frozenset[int], t: str, suffix: str = "", when: str = "", later: int = 0
     ) -> list[Value]:
-        """Loads the parts of the inputs at a step; their names."""
+        """Loads the parts of the inputs at a step; their names. when, later: as `load` has them."""
         parts_of_leaves = dict(enumerate(self.leaf_parts(self.op.inputs), self.width))
         for c in self.varying(used):
             k, n = parts_of_leaves[c]
-            self.load(f"x{c}{suffix}", "input", k, n, self.op.step_inputs[c], t, when)
+            self.load(f"x{c}{suffix}", "input", k, n, self.op.step_inputs[c], t, when, later)
         return self.input_names(used, suffix)
 
     def varying(self, used: frozenset[int]) -> list[int]:
@@ -283,26 +103,30 @@ class VectorText(Emitter):
         return [names[v] for v in program.outputs]
 
     def define(self, names: Sequence[Value], k: int, program: Program, fast: bool) -> None:
-        """The value of instruction k. names: of all values of the program. fast: whether an
-        exponential may be as the CUDA engine computes it (`power`)."""
+        """The value of instruction k. names: of all values of the program. fast: whether it varies
+        along the states: then exponentials are as the CUDA engine's (`power_factors`)."""
         instruction, target = program.instructions[k], names[len(program.inputs) + k]
         if instruction.op in REDUCTIONS:
             value = names[instruction.args[0]]
             self(f"{target[0]} = {self.reduced(instruction.op, instruction.dtype, value)}")
             return
         power = fast and instruction.op == "exp" and instruction.dtype == "f32"
-        factors = self.power(instruction.args[0], program) if power else ()
+        factors = self.power_factors(instruction.args[0], program) if power else ()
         for i, name in enumerate(target):
-            own = {v: one(names[v], i) for v in (*instruction.args, *factors)}
+            own = {v: of_state(names[v], i) for v in (*instruction.args, *factors)}
             if power:
                 *other, last = (own[v] for v in factors)
                 text = " * ".join([*other, f"({last} * {LOG2E})"])
                 self(f"{name} = scalar.power_of_two({text})")
+            elif instruction.op == "div" and instruction.dtype == "f32":
+                # To two units in the last place; the exact one calls a function, around which
+                # nothing can be rearranged.
+                self("{} = {} / {}".format(name, *(own[v] for v in instruction.args)))
             else:
                 text = TRITON.expression(instruction, own, program.dtypes)  # type: ignore[arg-type]
                 self(f"{name} = {text}")
 
-    def power(self, v: int, program: Program) -> tuple[int, ...]:
+    def power_factors(self, v: int, program: Program) -> tuple[int, ...]:
         """The factors of value v, which is the power of e that is wanted: it is computed as a power
         of two, as by the CUDA engine (`cuda/vectors/scope.py`). Where v = x·y and y is equal at all
         steps, y·log2(e) is computed once for all of them."""
@@ -324,10 +148,12 @@ class VectorText(Emitter):
         """A reduction over the states, as [lanes, 1]."""
         dtype = TRITON.types[kind]
         if op == "sum_states":
-            whole = self.folded("({0} + {1})", self.known(value, TRITON.literal(0, kind)))
+            whole = self.sum_of_thread(kind, value)
             return f"tl.sum({whole}, 1, keep_dims=True).to({dtype})"
         least, most = (-math.inf, math.inf) if kind in FLOATS else integer_range(kind)
-        known = self.known(value, TRITON.literal(least if op == "max_states" else most, kind))
+        known = self.with_padding(
+            value, TRITON.literal(least if op == "max_states" else most, kind)
+        )
         name = "max" if op == "max_states" else "min"
         if kind in FLOATS:  # Triton's own loses NaN
             whole = self.folded(f"scalar.{name}imum({{0}}, {{1}})", known)
@@ -335,11 +161,15 @@ class VectorText(Emitter):
         whole = self.folded(f"tl.{name}imum({{0}}, {{1}})", known)
         return f"tl.{name}({whole}, 1, keep_dims=True).to({dtype})"
 
-    def known(self, value: Value, otherwise: str) -> list[str]:
+    def sum_of_thread(self, kind: str, value: Value) -> str:
+        """The sum over the states of each thread."""
+        return self.folded("({0} + {1})", self.with_padding(value, TRITON.literal(0, kind)))
+
+    def with_padding(self, value: Value, otherwise: str) -> list[str]:
         """A value with another one for states that do not exist."""
         if not self.padded:
             return list(value)
-        return [f"tl.where(known{i}, {name}, {otherwise})" for i, name in enumerate(value)]
+        return [f"tl.where(exists{i}, {name}, {otherwise})" for i, name in enumerate(value)]
 
     def folded(self, pattern: str, values: Sequence[str]) -> str:
         """Values combined in pairs, and the results again."""
@@ -367,11 +197,11 @@ class VectorText(Emitter):
     def shaped(self, targets: Sequence[str], value: Value, varies: bool) -> None:
         """A value under other names, in the shape of one that varies along the states or not."""
         for i, target in enumerate(targets):
-            self(f"{target} = tl.broadcast_to({one(value, i)}, {self.shape(varies)})")
+            self(f"{target} = tl.broadcast_to({of_state(value, i)}, {self.shape(varies)})")
 
     # Carries that are kept in memory.
 
-    def keep(self, place: str, parts_kept: Sequence[int], names: Sequence[Value]) -> None:
+    def store_carry(self, place: str, parts_kept: Sequence[int], names: Sequence[Value]) -> None:
         """Store the parts of a carry, as bits, from `place` on."""
         for address, c, value in zip(
             self.kept_addresses(place, parts_kept), parts_kept, names, strict=True
@@ -382,7 +212,7 @@ class VectorText(Emitter):
             else:
                 self(f"tl.store({address}, {bits[0]})")
 
-    def kept(self, place: str, parts_kept: Sequence[int], wanted: Sequence[int]) -> None:
+    def load_carry(self, place: str, parts_kept: Sequence[int], wanted: Sequence[int]) -> None:
         """Load the wanted parts of a carry to s0, s1, …"""
         for address, c in zip(self.kept_addresses(place, parts_kept), parts_kept, strict=True):
             if c not in wanted:
