@@ -139,6 +139,7 @@ class Derivation:
 
     def __init__(self, op: Operator, request: Request) -> None:
         self.op, self.request = op, request
+        self._steps: dict[bool, Program] = {}
         self.raw = scalars(op.inputs)
         self.previous = scalars(op.state)
         self.outputs = scalars(op.outputs)
@@ -283,6 +284,11 @@ class Derivation:
 
     def step(self, first: bool) -> Program:
         """S: (y[t−1], x[t]) → (y[t], out[t]); `first`: without a y[t−1]."""
+        if first not in self._steps:
+            self._steps[first] = self.written_step(first)
+        return self._steps[first]
+
+    def written_step(self, first: bool) -> Program:
         n = len(self.previous)
         builder = Builder((*self.previous, *self.raw))
         before = list(range(n))

@@ -215,24 +215,27 @@ def jvp(
 ) -> list[Cotangent]:
     """Tangents of `program`'s outputs at `arguments`, from tangents of its inputs.
 
-    The vjp is linear in its seeds; the vjp of that with respect to the seeds is the jvp.
-    Raises UnsupportedOperation for an operation without a rule.
+    What an operation passes on from each of its operands is the rule of `vjp`: of scalars, both
+    are a product with the slope. Raises UnsupportedOperation for an operation without a rule.
     """
-    n, kinds = len(program.inputs), program.output_dtypes
-    floats = [k for k, kind in enumerate(kinds) if kind in FLOATS]
-    inner = Builder((*program.inputs, *(kinds[k] for k in floats)))
-    seeds: list[Cotangent] = [None] * len(kinds)
-    for j, k in enumerate(floats):
-        seeds[k] = n + j
-    found = vjp(inner, program, range(n), seeds)
-    moving = [k for k in range(n) if found[k] is not None and tangents[k] is not None]
-    linear = inner.build([v for v in (found[k] for k in moving) if v is not None])
-    anywhere = [builder.const(0.0, kinds[k]) for k in floats]
-    pulled = vjp(builder, linear, [*arguments, *anywhere], [tangents[k] for k in moving])
-    result: list[Cotangent] = [None] * len(kinds)
-    for j, k in enumerate(floats):
-        result[k] = pulled[n + j]
-    return result
+    inlined = inline_values(builder, program, arguments)
+    math_ = ScalarMath(builder)
+    moved = [*tangents, *([None] * len(program.instructions))]
+    for y, i in enumerate(program.instructions, len(program.inputs)):
+        if i.op in CONSTANT_OPS:
+            continue
+        operands = [inlined[a] for a in i.args]
+        for k, tangent in enumerate(moved[a] for a in i.args):
+            if tangent is None:
+                continue
+            masks, t = masks_of(builder, tangent)
+            if i.op == "cast":
+                part = builder.cast(t, i.dtype) if i.dtype in FLOATS else None
+            else:
+                part = local_cotangents(math_, i.op, t, operands, inlined[y])[k]
+            if part is not None:
+                accumulate(builder, moved, y, masked(builder, masks, part))
+    return [moved[value] for value in program.outputs]
 
 
 def choose(builder: Builder, condition: int, first: Cotangent, other: Cotangent) -> Cotangent:

@@ -140,9 +140,10 @@ class _TangentDerivation(Derivation):
         entries = self.jacobian(
             builder, self.live, len(moved), lambda unit: self.push(builder, False, 0, unit)
         )
+        cut_off = self.cut_off(builder, 0)
         for entry, value in entries.items():
             is_one = entry[0] == entry[1] and builder.literal(value) == 1
-            if (self.starts_alone and not is_one) or self.is_cut_off(builder, 0, value):
+            if (self.starts_alone and not is_one) or value in cut_off:
                 found = choose_entry(builder, 0, None, value)
                 assert found is not None
                 entries[entry] = found
@@ -152,11 +153,12 @@ class _TangentDerivation(Derivation):
             offset = [choose(builder, 0, a, b) for a, b in zip(initial, offset, strict=True)]
         return entries, offset
 
-    def is_cut_off(self, builder: Builder, start: int, value: Cotangent) -> bool:
-        """Whether this multiple of ẏ[t−1] reads a y[t−1] that does not move at the first step."""
-        if value is None or self.moving.init_moves:
-            return False
-        return not builder.build([value]).used_inputs.isdisjoint(self.before(start + 1))
+    def cut_off(self, builder: Builder, start: int) -> frozenset[int]:
+        """The values that read a y[t−1] which does not move at the first step: multiples of ẏ[t−1]
+        among them are zero there."""
+        if self.moving.init_moves:
+            return frozenset()
+        return builder.depending_on(self.before(start + 1))
 
     def moved(self, entries: dict[Entry, int], offset: list[Cotangent]) -> list[int]:
         """The live components that some tangent can reach."""
@@ -177,10 +179,9 @@ class _TangentDerivation(Derivation):
         still: list[Cotangent] = [None] * n
         initial = self.push(builder, self.starts_alone, start, [*still, *tangents[n:]])[n:]
         incoming = self.push(builder, False, start, [*tangents[:n], *([None] * len(self.raw))])[n:]
+        cut_off = self.cut_off(builder, start)
         results = [
-            choose(builder, start, a, b)
-            if self.starts_alone or self.is_cut_off(builder, start, along)
-            else b
+            choose(builder, start, a, b) if self.starts_alone or along in cut_off else b
             for a, b, along in zip(initial, results, incoming, strict=True)
         ]
         parts = spans(self.op.outputs)

@@ -63,11 +63,7 @@ class Program:
 
     def depending_on(self, inputs: Iterable[int]) -> frozenset[int]:
         """The values that depend on these inputs, and the inputs."""
-        found = set(inputs)
-        for value, instruction in enumerate(self.instructions, len(self.inputs)):
-            if not found.isdisjoint(instruction.args):
-                found.add(value)
-        return frozenset(found)
+        return depending(self.instructions, len(self.inputs), inputs)
 
     def select(self, outputs: Sequence[int]) -> Program:
         """The program that computes only these of its outputs."""
@@ -83,6 +79,17 @@ class Program:
             lines.append(f"  v{k}: {i.dtype} = {i.op} {operands}")
         lines.append(f"  return {', '.join(f'v{v}' for v in self.outputs)}")
         return "\n".join(lines)
+
+
+def depending(
+    instructions: Sequence[Instruction], first: int, inputs: Iterable[int]
+) -> frozenset[int]:
+    """These inputs, and the values that depend on them. `first`: the value of instruction 0."""
+    found = set(inputs)
+    for value, instruction in enumerate(instructions, first):
+        if not found.isdisjoint(instruction.args):
+            found.add(value)
+    return frozenset(found)
 
 
 def round_to(value: Number, dtype: str) -> Number:
@@ -188,11 +195,17 @@ class Builder:
     def __init__(self, inputs: Iterable[str]) -> None:
         self.inputs = tuple(inputs)
         self.instructions: list[Instruction] = []
+        self._dtypes = list(self.inputs)
+        self._literals: list[Number | None] = [None] * len(self.inputs)
         self._known: dict[Instruction, int] = {}
+        self._emitted: dict[tuple[str, tuple[int, ...], str | None], int] = {}
 
     def dtype(self, value: int) -> str:
-        n = len(self.inputs)
-        return self.inputs[value] if value < n else self.instructions[value - n].dtype
+        return self._dtypes[value]
+
+    def depending_on(self, inputs: Iterable[int]) -> frozenset[int]:
+        """The values so far that depend on these inputs, and the inputs."""
+        return depending(self.instructions, len(self.inputs), inputs)
 
     def instruction(self, value: int) -> Instruction | None:
         """The instruction that defines `value`; None for an input."""
@@ -201,14 +214,21 @@ class Builder:
 
     def literal(self, value: int) -> Number | None:
         """The constant that `value` is, or None."""
-        i = self.instruction(value)
-        return decode(i.literal) if i is not None and i.op == "const" else None
+        return self._literals[value]
 
     def const(self, value: Number, dtype: str) -> int:
         return self.append(Instruction("const", (), dtype, encode(value, dtype)))
 
     def emit(self, op: str, *args: int, dtype: str | None = None) -> int:
         """The value of `op` on earlier values; `dtype` is needed for casts only."""
+        request = op, args, dtype
+        value = self._emitted.get(request)
+        if value is None:
+            value = self._emitted[request] = self._new_value(op, args, dtype)
+        return value
+
+    def _new_value(self, op: str, args: tuple[int, ...], dtype: str | None) -> int:
+        """`emit`, where nobody has asked for this value yet."""
         if dtype is None:
             dtype = "b1" if op in PREDICATES else self.dtype(args[-1])
         simpler = self.simplify(op, args, dtype)
@@ -216,7 +236,7 @@ class Builder:
             return simpler
         if op in COMMUTATIVE:
             args = tuple(sorted(args))
-        return self.append(Instruction(op, tuple(args), dtype))
+        return self.append(Instruction(op, args, dtype))
 
     def cast(self, value: int, dtype: str) -> int:
         return self.emit("cast", value, dtype=dtype)
@@ -231,7 +251,7 @@ class Builder:
     def repeat(self, i: Instruction, values: Sequence[int]) -> int:
         """The value of an instruction of another program, whose values are `values` here."""
         if i.op == "const":
-            return self.const(decode(i.literal), i.dtype)
+            return self.append(i)
         return self.emit(i.op, *(values[a] for a in i.args), dtype=i.dtype)
 
     def build(self, outputs: Sequence[int]) -> Program:
@@ -262,6 +282,9 @@ class Builder:
                 )
             value = len(self.inputs) + len(self.instructions)
             self.instructions.append(instruction)
+            self._dtypes.append(instruction.dtype)
+            literal = instruction.literal
+            self._literals.append(None if literal is None else decode(literal))
             self._known[instruction] = value
         return value
 
@@ -306,6 +329,8 @@ class Builder:
         a, b = args
         if a == b and op in ("min", "max", "and", "or"):
             return a
+        if constants == [None, None]:
+            return None
         integral = self.dtype(a) not in FLOATS
         left, right = (None if c is None else encode(c, self.dtype(a)) for c in constants)
         zero, minus_zero, one = (encode(v, self.dtype(a)) for v in (0.0, -0.0, 1.0))
