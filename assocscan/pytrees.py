@@ -43,7 +43,12 @@ def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
 
 def leaf_paths(spec: TreeSpec, root: str) -> list[str]:
     """`xs[0]`, `xs['a'].h`, … for every leaf, in flattening order."""
-    tree = unflatten(list(range(spec.num_leaves)), spec)
+    n = spec.num_leaves
+    if spec is _LEAF:
+        return [root]
+    if n and spec is _tuple_of(n):
+        return [f"{root}[{k}]" for k in range(n)]
+    tree = unflatten(list(range(n)), spec)
     entries, _ = pytree.tree_flatten_with_path(tree)
     return [root + pytree.keystr(path) for path, _ in entries]
 

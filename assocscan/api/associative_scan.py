@@ -16,7 +16,7 @@ from ..errors import BackendError, UnsupportedOperation
 from ..hooks import HOOKS
 from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
 from ..monoids.captured_values import present
-from ..monoids.monoid import Function, Monoid
+from ..monoids.monoid import Function, Monoid, by_name
 from ..program.matrix_operator import refuse_matrices
 from ..program.transforms import reduction_only
 from ..program.vectors.vector_operator import VectorOperator
@@ -248,6 +248,7 @@ def associative_scan(
         )  # fmt: skip
     if backend is None:
         backend = "auto"
+    op = by_name(op)
     if isinstance(op, Monoid) and not op.sees_nothing:
         op = present(op)
     if deterministic is None:

@@ -14,7 +14,7 @@ from ..errors import ScanValueError
 from ..hooks import HOOKS
 from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
 from ..monoids.captured_values import present
-from ..monoids.monoid import Function, Monoid
+from ..monoids.monoid import Function, Monoid, by_name
 from ..pytrees import unflatten
 from ..runtime.native import runner
 from ..runtime.prepared.prepared_call import entry_of
@@ -117,6 +117,7 @@ def reduce(
         options = {"xs": xs, "axis": axis, "reverse": reverse, "init": init, "offsets": offsets,
                    "backend": backend, "deterministic": deterministic}  # fmt: skip
         return HOOKS.compiled_scan(op, options, "reduce")
+    op = by_name(op)
     if isinstance(op, Monoid) and not op.sees_nothing:
         op = present(op)
     if isinstance(op, Monoid) and deterministic is None:

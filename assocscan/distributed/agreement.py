@@ -27,7 +27,7 @@ from ..errors import AssocScanError, ScanValueError
 from ..monoids.call_errors import with_own_code
 from ..pytrees import flatten
 from ..torch_private import (
-    all_gather_bytes,
+    all_gather_into,
     group_of_name,
     without_dispatch_modes,
     without_transforms,
@@ -211,8 +211,9 @@ def compared(group: ProcessGroup, facts: Facts, length: int, is_description: boo
     words = [int(is_description), length, *(int.from_bytes(digest[k : k + 8], "little", signed=True)
                                            for k in range(0, 32, 8))]  # fmt: skip
     words += [0] * (WORDS - len(words))
-    header = torch.tensor(words, dtype=torch.int64, device=header_device(group)).view(torch.uint8)
-    received = all_gather_bytes(header, ranks.size, ranks.name).view(torch.int64)
+    header = torch.tensor(words, dtype=torch.int64, device=header_device(group))
+    received = header.new_empty(ranks.size * WORDS)
+    all_gather_into(received, header, ranks.name)
     rows = received.view(ranks.size, WORDS).tolist()
     if any(row[0] != 1 or row[2:] != rows[0][2:] for row in rows):
         gathered: list[Any] = [None] * ranks.size

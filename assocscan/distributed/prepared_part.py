@@ -27,7 +27,7 @@ from ..engines.base.executable import CommandList, Executable, FunctionSpec
 from ..engines.base.scan_spec import TensorSpec
 from ..errors import BackendError
 from ..monoids.captured_values import present
-from ..monoids.monoid import Monoid
+from ..monoids.monoid import Monoid, by_name
 from ..runtime import backends
 from ..runtime import executable_cache as executables
 from ..runtime.native import runner
@@ -52,6 +52,7 @@ def key_of(
 
     flags: axis, reverse, inclusive and return_final.
     """
+    op = by_name(op)
     if not isinstance(op, Monoid):
         return None, ()
     op = present(op)

@@ -442,6 +442,11 @@ def monoids() -> dict[str, Monoid]:
         return dict(_REGISTRY)
 
 
+def by_name(op: Any) -> Any:
+    """The registered monoid that `op` names; `op` itself where it is no name of one."""
+    return _REGISTRY.get(op, op) if type(op) is str else op
+
+
 def resolve(name: str) -> Monoid:
     """The registered monoid of this name. Raises ValueError with the nearest known name."""
     with _LOCK:

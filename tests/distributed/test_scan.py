@@ -454,6 +454,7 @@ def check_kept_apart(world: Rank) -> None:
         run(return_final=True)
         run(op=ops.argmax, xs=(pair[0], integers(*pair[0].shape)))  # of two dtypes
         run(op=ops.sum, xs=pair[0])
+        run(op="sum", xs=pair[0])
         run(op=ops.logaddexp, xs=pair[1].float().double(), backend="eager")
     part = world.part(pair, lengths, 1)
     for _ in range(2):  # a carry of one number, whose cotangent has the stride 0

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from assocscan import associative_scan, explain, ops, reduce
 from assocscan.api import associative_scan as api
+from assocscan.api import reduce as reduce_module
 from assocscan.engines.base.commands import Allocate, RunEager
 from assocscan.engines.base.executable import CommandList, Executable
 from assocscan.engines.base.explained_plan import Plan
@@ -114,6 +115,23 @@ def test_calls_like_an_earlier_one_skip_the_rest(
     for seed, earlier in zip((1, 2), expected, strict=True):
         for again, t in zip(both(seed), earlier, strict=True):
             assert torch.equal(again, t)
+
+
+def test_calls_by_name_skip_the_rest_too(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of an operator and the operator are the same call."""
+    if engine.name == "eager":
+        pytest.skip("runs the user's functions at every call")
+    x = engine.put(torch.rand(3, 40))
+    expected = [engine.scan(ops.sum, x, 1), reduce(ops.sum, x, 1, backend=engine.name)]
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a call like an earlier one was bound again")
+
+    monkeypatch.setattr(api, "bind", fail)
+    monkeypatch.setattr(reduce_module, "bind", fail)
+    found = [engine.scan("sum", x, 1), reduce("sum", x, 1, backend=engine.name)]
+    for got, want in zip(found, expected, strict=True):
+        assert torch.equal(got, want)
 
 
 def test_a_tensor_that_came_twice_may_be_two_tensors_later(engine: Engine) -> None:
