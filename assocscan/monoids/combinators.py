@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 
+from ..caching.bounded import BoundedCache
 from ..errors import MonoidError, ScanTypeError, ScanValueError
 from ..hooks import HOOKS
 from ..program.operator_names import composed
@@ -199,6 +200,28 @@ def is_itself(value: Any) -> bool:
 ITSELF = frozenset((types.MethodType, types.BuiltinFunctionType, int, str, type(None)))
 
 
+def is_its_code(value: Any) -> bool:
+    """Whether a value is a function of which nothing but its code and its globals counts."""
+    return type(value) is types.FunctionType and not (
+        value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__
+    )
+
+
+def first_of_its_code(value: Any) -> Any:
+    """The first function of the same code, where nothing else counts: a lambda in a loop is made
+    anew each time, and need not be traced anew."""
+    if not is_its_code(value):
+        return value
+    key = value.__code__, value.__name__, id(value.__globals__)
+    first = FUNCTIONS.get(key)
+    if first is not None and is_its_code(first) and first.__code__ == value.__code__:
+        return first
+    return FUNCTIONS.insert(key, value)
+
+
+FUNCTIONS: BoundedCache[Hashable, types.FunctionType] = BoundedCache(256)
+
+
 def combinator(make: Callable[..., Monoid]) -> Callable[..., Monoid]:
     """`make(*ops, *rest)` as a function of (ops, *rest): the same monoid for the same arguments,
     which is pickled as this call."""
@@ -217,6 +240,7 @@ def combinator(make: Callable[..., Monoid]) -> Callable[..., Monoid]:
             result: Monoid = HOOKS.compiled_combinator(name, ops, rest)
             return result
         monoids = tuple([as_monoid(op) for op in ops])
+        rest = tuple([first_of_its_code(value) for value in rest])
         if not all(is_itself(value) for value in rest):
             return known.__wrapped__(monoids, *rest)
         return known(monoids, *rest)

@@ -23,6 +23,7 @@ from assocscan import (
     monoid,
     ops,
     product,
+    reduce,
     reversed_order,
     segmented,
     with_lift,
@@ -205,3 +206,30 @@ def test_callables_that_are_equal_and_differ() -> None:
     x = torch.tensor([1, 2, 3])
     found = [associative_scan(with_lift(ops.sum, Scale(k)), x) for k in (1, 1.0, 1)]
     assert [t.dtype for t in found] == [torch.int64, torch.float32, torch.int64]
+
+
+def test_functions_of_the_same_code_are_the_same() -> None:
+    """A lambda in a loop is a new function each time. One with a closure, defaults or attributes
+    counts by itself, and so does one whose code was changed."""
+    x = torch.tensor([1, 2, 3])
+
+    def doubled() -> Any:
+        return lambda t: 2 * t
+
+    def scaled(k: int, default: int = 1) -> Any:
+        def fn(t: torch.Tensor, by: int = default) -> torch.Tensor:
+            return t * k * by
+
+        return fn
+
+    first, again = (with_lift(ops.sum, doubled()) for _ in range(2))
+    assert first is again
+    assert with_lift(ops.sum, lambda t: 2 * t) is not first
+    for k, default, total in ((2, 1, 12), (3, 1, 18), (2, 2, 24), (2, 1, 12)):
+        assert reduce(with_lift(ops.sum, scaled(k, default)), x) == total
+    changed = doubled()
+    changed.__code__ = (lambda t: 5 * t).__code__
+    assert reduce(with_lift(ops.sum, changed), x) == 30
+    first_made = first.recipe[2]
+    first_made.__code__ = (lambda t: 7 * t).__code__
+    assert reduce(with_lift(ops.sum, doubled()), x) == 12
