@@ -92,16 +92,23 @@ def conversion(path: str, value: Any) -> str:
     return ""
 
 
-def fitting_view(name: str, given: Sequence[int], shape: Sequence[int]) -> str:
+def fitting_view(
+    name: str, given: Sequence[int], shape: Sequence[int], axis: int | None = None
+) -> str:
     """The end of the message for a tensor that does not broadcast to a shape: the view of it that
-    does, with dimensions of size 1 behind its own, or without one of its own. Else empty."""
+    does, with dimensions of size 1 behind its own, or without one of its own. Else empty.
+
+    axis: where its last dimension is to lie, if that fits."""
 
     def fits(view: Sequence[int]) -> bool:
         return len(view) <= len(shape) and all(
             n in (1, size) for n, size in zip(reversed(view), reversed(shape), strict=False)
         )
 
-    for missing in range(len(shape) - len(given), 0, -1) if given else ():
+    numbers = list(range(len(shape) - len(given), 0, -1)) if given else []
+    if axis is not None and len(shape) - axis - 1 in numbers:
+        numbers.insert(0, len(shape) - axis - 1)
+    for missing in numbers:
         view = (*given, *[1] * missing)
         if fits(view):
             call = "unsqueeze(-1)" if missing == 1 else f"view({', '.join(map(str, view))})"

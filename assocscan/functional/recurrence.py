@@ -147,8 +147,8 @@ def linear_recurrence(
         alike (never [S, D], even if S equals B). For b [L, D] the last states are [S, D], and init
         is [S, D] or [D].
 
-    The states before each step, h[t−1], are `torch.roll(h, 1, axis)` with init in the place of the
-    first one.
+    The states before each step, h[t−1], are those of an exclusive scan,
+    `associative_scan(ops.affine, (a, b), axis, inclusive=False, init=(1.0, init))[1]`.
 
     >>> reset = torch.tensor([False, False, True, False])
     >>> assocscan.linear_recurrence(0.5, b, axis=0, reset=reset)

@@ -16,8 +16,9 @@ RENAMED: dict[str, tuple[str, ...]] = {
         "fn f func function combine_fn operator": ("op", "combine"),
         "unit neutral zero": ("identity",),
         "initial h0 hx hidden carry initial_state initial_states": ("init", "state"),
-        "init": ("state", "bootstrap", "initial"),
+        "init": ("state", "bootstrap", "initial", "zi"),
         "state": ("init",),
+        "mask": ("observed",),
         "return_final_state return_last_state output_final_state return_state": ("return_final",),
         "cu_seqlens cu_seq_lens": ("offsets",),
         # layers: mamba_ssm, LRU, Griffin, torch
@@ -94,7 +95,11 @@ INSTEAD: dict[str, Instead] = {
     "mask": Instead("pass valid=mask, True where x counts", "valid"),
     "combine_mode": Instead("every operator is taken, pointwise or not: leave it out"),
     "exclusive": Instead("pass inclusive=False for an exclusive scan", "inclusive"),
-    "inclusive": Instead("h before each step is torch.roll(h, 1, axis), with init first", "b"),
+    "inclusive": Instead(
+        "h before each step is associative_scan(ops.affine, (a, b), axis, inclusive=False, "
+        "init=(1.0, init))[1]",
+        "b",
+    ),
     "reverse": Instead("flip the tensors that have L, and y, along it", "delta_softplus"),
     "out": Instead("results are new tensors: leave it out"),
     "chunk_size": Instead("tiles are chosen by the engine: leave it out"),
@@ -198,6 +203,12 @@ def advice_on_resets(known: Sequence[str]) -> str:
         )
     if "reset" in known:
         return "pass reset=…, a mask of the steps with which the scan starts afresh"
+    if "offsets" in known and "op" not in known:
+        return (
+            "pass the boundaries of the stretches, [S + 1], as offsets=; of a mask [B, L], True at "
+            "the first step of each row too, they are cat([mask.flatten().nonzero().flatten(), "
+            "tensor([B * L])]), for x.flatten(0, 1) as one long sequence"
+        )
     said = (
         "a scan that starts afresh where a mask is True is "
         "associative_scan(segmented(op), (xs, reset)), for an operator"

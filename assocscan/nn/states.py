@@ -19,7 +19,7 @@ from ..monoids.leaf_checks import NUMBERS
 from ..monoids.leaf_names import OWN, LeafNames
 from ..monoids.monoid import Monoid
 from ..torch_state import same_shape
-from ..wording import conversion, kind_of, shown
+from ..wording import conversion, fitting_view, kind_of, shown
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -111,6 +111,7 @@ def require_state(
         raise ScanValueError(
             f"{called} has shape {list(state.shape)}, expected {list(shape)}: {names} of x "
             f"{list(x.shape)}; a state belongs to the layer and the batch that it came from"
+            f"{fitting_view(called, state.shape, shape)}"
         )
 
 

@@ -301,7 +301,9 @@ def test_resets_of_other_libraries() -> None:
         assocscan.cumsum(a, axis=0, reset_mask=mask)  # type: ignore[arg-type]
     with pytest.raises(ScanTypeError) as caught:
         assocscan.lfilter(a[:2], a[:2], a, 0, reset=mask)
-    assert "reverse" not in str(caught.value) and "offsets=" in str(caught.value)
+    assert "reverse" not in str(caught.value) and "as offsets=" in str(caught.value)
+    with pytest.raises(ScanTypeError) as caught:
+        assocscan.associative_scan(ops.sum, a, 0, reset=mask)  # type: ignore[call-overload]
     assert "associative_scan(segmented(op), (xs, reset))" in str(caught.value)
     got = assocscan.associative_scan(segmented(ops.sum), (a, mask), 0)
     torch.testing.assert_close(got, torch.cat([a[:3].cumsum(0), a[3:].cumsum(0)]))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -206,6 +207,16 @@ HABITS: list[Refused] = [
     (lambda: assocscan.from_padded(ones(2, 3), ones(2, 3) > 0), ScanTypeError,
      ["expected integers: mask.sum(1) for a mask [S, longest]"]),
     (lambda: assocscan.lengths_of(mask), ScanTypeError, ["expected integers: offsets.long()"]),
+    (lambda: cumsum(ones(3, 3, 4), 1, reset=ones(3) > 0), ScanValueError,
+     ["pass reset.unsqueeze(-1), of shape [3, 1]"]),
+    (lambda: assocscan.discounted_returns(y, 0.9, ones(2, 4)), ScanTypeError,
+     ["done has dtype torch.float32 and shape [2, 4]", "after the last step as bootstrap="]),
+    (lambda: assocscan.discounted_returns(y, 0.9, torch.ones_like(y)), ScanTypeError,
+     ["convert it with done.bool()"]),
+    (lambda: assocscan.nn.RGLRU(8).step(ones(5, 8), ones(5, 1, 8)), ScanValueError,
+     ["pass state.squeeze(1)"]),
+    (lambda: assocscan.lfilter(x, x, x, init=x), ScanTypeError, ["pass zi=…"]),
+    (lambda: assocscan.kalman_filter(mask=mask), ScanTypeError, ["pass observed=…"]),
 ]  # fmt: skip
 
 LISTS = [*PAIRS, *OPERATORS, *AXES, *STREAMS, *HABITS]
@@ -218,6 +229,34 @@ def test_message(call: Callable[[], Any], kind: type[Exception], mentions: list[
     assert isinstance(caught.value, AssocScanError)
     for words in mentions:
         assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_advice_for_states_before_steps_is_right(reverse: bool) -> None:
+    a, b, init = torch.rand(5), torch.rand(5), torch.tensor(3.0)
+    with pytest.raises(ScanTypeError) as caught:
+        linear_recurrence(a, b, axis=0, inclusive=False)  # type: ignore[call-overload]
+    call = "associative_scan(ops.affine, (a, b), axis, inclusive=False, init=(1.0, init))[1]"
+    assert call in str(caught.value)
+    before = associative_scan(ops.affine, (a, b), 0, reverse, inclusive=False, init=(1.0, init))[1]
+    h = linear_recurrence(a, b, init, 0, reverse)
+    want = [h[1:], init[None]] if reverse else [init[None], h[:-1]]
+    torch.testing.assert_close(before, torch.cat(want))
+
+
+def test_the_advice_for_masks_of_restarts_is_right() -> None:
+    x, mask = torch.rand(2, 5), torch.rand(2, 5) > 0.5
+    with pytest.raises(ScanTypeError) as caught:
+        assocscan.ewm_mean(x, 0.5, reset=mask)  # type: ignore[call-arg]
+    assert "cat([mask.flatten().nonzero().flatten(), tensor([B * L])])" in str(caught.value)
+    mask[:, 0] = True
+    offsets = torch.cat([mask.flatten().nonzero().flatten(), torch.tensor([10])])
+    found = assocscan.ewm_mean(x.flatten(), 0.5, offsets=offsets).view(2, 5)
+    for row in range(2):
+        starts = [*mask[row].nonzero().flatten().tolist(), 5]
+        for begin, end in pairwise(starts):
+            part = assocscan.ewm_mean(x[row, begin:end], 0.5)
+            torch.testing.assert_close(found[row, begin:end], part)
 
 
 def test_the_advice_for_streams_of_arrays_runs() -> None:

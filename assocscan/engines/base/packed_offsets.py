@@ -100,7 +100,10 @@ def validated(values: torch.Tensor, length: int) -> torch.Tensor:
             f"offsets[0] is {int(values[0])}, it must be 0{remedy if are_lengths else ''}"
         )
     if int(values[-1]) != length:
-        raise ScanValueError(f"offsets[-1] is {int(values[-1])}, but the axis has length {length}")
+        raise ScanValueError(
+            f"offsets[-1] is {int(values[-1])}, but the axis has length {length}, along which "
+            "the sequences lie one after another"
+        )
     numbers = values.numpy()
     falls = numbers[1:] < numbers[:-1]
     if falls.any():

@@ -35,7 +35,7 @@ def aligned_reset(reset: Tensor, x: Tensor, axis: int, of: str = "x") -> Tensor:
         raise ScanValueError(
             f"reset has shape {list(reset.shape)}, expected {list(leading)}, the sizes of {of} up "
             f"to axis {axis}, or one that broadcasts to {list(shape)}"
-            f"{fitting_view('reset', reset.shape, shape)}"
+            f"{fitting_view('reset', reset.shape, shape, axis)}"
         ) from None
 
 

@@ -79,6 +79,13 @@ def mask(name: str, value: Tensor | None, rewards: Tensor) -> Tensor:
     """A mask in the shape of the rewards; False everywhere for None."""
     if value is None:
         value = torch.zeros((), dtype=torch.bool, device=rewards.device)
+    is_value = isinstance(value, Tensor) and value.is_floating_point()
+    if name == "done" and is_value and value.shape != rewards.shape:
+        raise ScanTypeError(
+            f"done has dtype {value.dtype} and shape {list(value.shape)}, expected torch.bool, "
+            "True where an episode ends; pass the value of the state after the last step as "
+            "bootstrap="
+        )
     check_mask(name, value, rewards, "rewards")
     return expanded(value, rewards, name, "the rewards")
 
