@@ -128,6 +128,9 @@ OF_ARGUMENTS: dict[str, Wrong] = {
                        ["init has shape", "the order of arguments is step, xs, init"]),
     "init of sequences": (lambda: run(fine, init=torch.zeros(2, 2, 3), offsets=OFFSETS),
                           ValueError, ["[3, 2, 3]", "each of the 3 sequences"]),
+    "init for xs, pairs": (lambda: nonlinear_recurrence(
+        lambda h, x: h[0] * x, torch.zeros(2, 3), (torch.zeros(2, 6, 3), torch.zeros(2, 6, 3))),
+        ValueError, ["init has no axis of steps; the order of arguments is step, xs, init"]),
     "no init": (lambda: run(fine, init=None), TypeError, ["init is None"]),
     "init, array": (lambda: run(fine, init=np.zeros(3)), TypeError, ["torch.as_tensor(init)"]),
     "init, empty": (lambda: run(fine, init=()), ValueError, ["init is an empty pytree"]),

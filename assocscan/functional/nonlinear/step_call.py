@@ -82,6 +82,7 @@ def gather(
     operator, device = known_operator(step, lower, found), x[0].device
     if operator is None:
         check_arguments(step, lower, (x, xs_spec), (h, init_spec), (p, params_spec))
+        check_order(x, h)
         operator = step_operator(step, lower, found)
     if reset is not None:
         reset = bound_reset(reset, x, xs_spec, axis, offsets, operator.name)
@@ -92,6 +93,17 @@ def gather(
         [as_carry(t, d, device) for t, d in zip(p, operator.parameters, strict=False)],
         reset,
     )
+
+
+def check_order(x: Sequence[Tensor], h: Sequence[Any]) -> None:
+    """Raise ScanValueError where init has the axis and xs has not: they were passed in the place of
+    each other."""
+    shapes = [list(t.shape) for t in h if isinstance(t, Tensor)]
+    if shapes and len(min(shapes, key=len)) > max(t.dim() for t in x):
+        raise ScanValueError(
+            f"init has shape {shapes[0]} and xs {list(x[0].shape)}, but init has no axis of steps; "
+            "the order of arguments is step, xs, init"
+        )
 
 
 def bound_reset(
