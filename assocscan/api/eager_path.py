@@ -131,8 +131,10 @@ def eager_scan(call: ScanCall) -> tuple[Tensors, Tensors]:
         if not is_missing(error):
             raise
         dtypes = ", ".join(str(t.dtype).removeprefix("torch.") for t in call.leaves)
-        floats = any(t.is_floating_point() for t in call.leaves)
-        remedy = f"convert them first, to {'int64' if floats else 'float32'} for instance"
+        floats = [t.dtype.itemsize for t in call.leaves if t.is_floating_point()]
+        # torch computes with no 8-bit floats; wider ones lack what integers alone have, as xor.
+        instead = "int64" if floats and min(floats) > 1 else "float32"
+        remedy = f"convert them first, to {instead} for instance"
         if any(t.is_complex() for t in call.leaves):
             remedy = "complex numbers have no order, for instance: pass x.abs(), or x.real"
         raise ScanTypeError(

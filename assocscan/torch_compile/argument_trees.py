@@ -26,17 +26,17 @@ _RESULTS: BoundedCache[Call, Template] = BoundedCache()
 # ---- Read by Dynamo ----
 
 
-def same_structure(one: Template, other: Template) -> bool:
-    """Whether two trees of places are the same."""
-    if isinstance(one, dict):
-        if not isinstance(other, dict) or set(one) != set(other):
-            return False
-        return all(same_structure(one[name], other[name]) for name in one)
-    if isinstance(one, (tuple, list)):
-        if type(one) is not type(other) or len(one) != len(other):
-            return False
-        return all(same_structure(a, b) for a, b in zip(one, other, strict=True))
-    return bool(one == other)
+def places_in(wanted: Template, tree: Template) -> list[int]:
+    """The leaves of a tree of places in the order of `wanted`; fewer where structures differ."""
+    if isinstance(wanted, dict):
+        if not isinstance(tree, dict) or set(wanted) != set(tree):
+            return []
+        return [k for name in wanted for k in places_in(wanted[name], tree[name])]
+    if isinstance(wanted, (tuple, list)):
+        if type(wanted) is not type(tree) or len(wanted) != len(tree):
+            return []
+        return [k for a, b in zip(wanted, tree, strict=True) for k in places_in(a, b)]
+    return [tree] if isinstance(tree, int) else []
 
 
 def numbered(tree: Any, leaves: list[Any]) -> Template:

@@ -40,10 +40,10 @@ from .argument_trees import (
     Template,
     decoded,
     numbered,
+    places_in,
     rebuilt,
     remember_results,
     result_structure,
-    same_structure,
     template_token,
     tree_of,
 )
@@ -87,18 +87,22 @@ def scan(op: Any, options: dict[str, Any], function: str) -> Any:
         same = True
         if why_not:
             return uncompiled(function, op, options)
-        template = list(range(len(leaves)))  # the operator found in the graph takes lists
-        given["xs"] = leaves
     del given["xs"]
     count = len(leaves)
     init = given.pop("init", None)
     init_token = ""
-    if init is not None:
-        if isinstance(op, Monoid):
+    if isinstance(op, Monoid):
+        if init is not None:
             init_token = template_token(numbered(init, leaves)) + ""
-        else:
-            numbered(init, leaves)
+    else:
+        if init is not None:
+            parts: list[Any] = []
+            order = places_in(template, numbered(init, parts))
+            if len(order) != count or len(parts) != count:
+                return uncompiled(function, op, options)  # which says what does not fit
+            leaves.extend([parts[k] for k in order])
             init_token = template_token(list(range(count, len(leaves)))) + ""
+        template = list(range(count))  # the operator found in the graph takes lists
     offsets = given.pop("offsets", None)
     if offsets is not None:
         leaves.append(offsets)
@@ -175,11 +179,10 @@ def token_of_raw(
         right = rebuilt(template, arguments[len(leaves) :], [0])
         results: list[Any] = []
         structure = numbered(op(left, right), results)
-        if not all(isinstance(t, torch.Tensor) for t in results) or not same_structure(
-            template, structure
-        ):
+        order = places_in(template, structure)
+        if len(order) != len(results) or not all(isinstance(t, torch.Tensor) for t in results):
             return "", "structure"
-        end(number, *results)
+        end(number, *[results[k] for k in order])
         why_not = why_not_between(number) + ""
         if why_not:
             return "", why_not

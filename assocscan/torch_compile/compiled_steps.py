@@ -20,6 +20,7 @@ from .argument_trees import (
     Call,
     Template,
     numbered,
+    places_in,
     rebuilt,
     template_token,
     tree_of,
@@ -201,19 +202,6 @@ def as_element(value: Any, elements: Sequence[torch.Tensor]) -> Any:
         dtype = floats[0].dtype if floats else torch.get_default_dtype()
         return elements[0].new_full((), value, dtype=dtype)
     return value
-
-
-def places_in(wanted: Template, tree: Template) -> list[int]:
-    """The leaves of a tree of places in the order of `wanted`; fewer where structures differ."""
-    if isinstance(wanted, dict):
-        if not isinstance(tree, dict) or set(wanted) != set(tree):
-            return []
-        return [k for name in wanted for k in places_in(wanted[name], tree[name])]
-    if isinstance(wanted, (tuple, list)):
-        if type(wanted) is not type(tree) or len(wanted) != len(tree):
-            return []
-        return [k for a, b in zip(wanted, tree, strict=True) for k in places_in(a, b)]
-    return [tree] if isinstance(tree, int) else []
 
 
 def without_names(template: Template) -> Template:

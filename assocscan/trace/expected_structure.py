@@ -48,9 +48,10 @@ def require_state(monoid: Any, tree: Any, what: str) -> None:
         require_entries(monoid, tree, what)
     elif identity is not None and not fits(template(flatten(identity)[1]), tree):
         wanted = template(flatten(identity)[1])
+        told = advice(wanted, tree, what) or one_for_each(identity, tree)
         raise ScanTypeError(
             f"{what} is {shown(tree)}, but {monoid.name!r} takes {kind(wanted)}, as its identity "
-            f"is{advice(wanted, tree, what) or one_for_each(identity, tree)}"
+            f"is{told or inner_difference(wanted, tree, what)}"
         )
     elif monoid.fields and not fits(tuple(range(len(monoid.fields))), tree):
         wanted = tuple(range(len(monoid.fields)))
@@ -105,6 +106,7 @@ def require_carry(operator: Any, state: Any, init: Any, what: str = "init") -> N
         like = f"such as its identity {example}"
     seen = wording.kind_of(init) if is_leaf(tree) else describe(tree)
     remedy = "; pass one for each" if is_leaf(tree) else advice(state, tree, what)
+    remedy = remedy or inner_difference(state, tree, what)
     raise ScanTypeError(
         f"{what} is {seen}, but a state of {operator.name!r} is {kind(state)}, {like}{remedy}"
     )
@@ -190,6 +192,18 @@ def fits(wanted: Any, tree: Any, prefix: bool = False) -> bool:
     except ScanTypeError:
         return False
     return True
+
+
+def inner_difference(wanted: Any, tree: Any, what: str) -> str:
+    """Where two trees differ that look alike from outside, as `: init[0] is a leaf, expected …`;
+    empty for others."""
+    if describe(wanted) != describe(tree):
+        return ""
+    try:
+        align(wanted, tree, what)
+    except ScanTypeError as error:
+        return f": {error}"
+    return ""
 
 
 def shown(tree: Any) -> str:

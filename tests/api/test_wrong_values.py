@@ -41,6 +41,14 @@ def pairwise(left: Any, right: Any) -> Any:
     return a2 * a1, a2 * b1 + b2
 
 
+def nested(left: Any, right: Any) -> Any:
+    (a1,), b1 = left
+    (a2,), b2 = right
+    return (a1 + a2,), b1 + b2
+
+
+NESTED = assocscan.monoid(nested, identity=((0.0,), 0.0), name="wrong_values_nested")
+
 INSTEAD_OF_TENSORS: list[Refused] = [
     (lambda: associative_scan(ops.sum, array), ScanTypeError,
      ["xs is a NumPy ndarray, expected a tensor: torch.as_tensor(xs)"]),
@@ -61,6 +69,10 @@ INSTEAD_OF_TENSORS: list[Refused] = [
      ["init is a tensor", "a state of 'pairwise' is a tuple of 2 tensors, as xs is"]),
     (lambda: associative_scan(ops.affine, (x, x), init=[x[0], x[0]]), ScanTypeError,
      ["init is a list of 2", "pass tuple(init)"]),
+    (lambda: associative_scan(nested, ((x,), x), init=(one, one)), ScanTypeError,
+     ["a state of 'nested' is a tuple of 2, as xs is: init[0] is a leaf, expected a tuple of 1"]),
+    (lambda: associative_scan(NESTED, (x, (x,))), ScanTypeError,
+     ["takes a tuple of 2, as its identity is: xs[0] is a leaf, expected a tuple of 1"]),
 ]  # fmt: skip
 
 OPERATORS: list[Refused] = [

@@ -368,6 +368,39 @@ def test_operators_of_modules(graphs: Graphs, kind: str, fullgraph: bool) -> Non
     assert set(graphs.scans) == {1}  # one operation forward, one backward: not the eager engine's
 
 
+def total_and_peak(left: PyTree, right: PyTree) -> PyTree:
+    total = left["total"] + right["total"]
+    return {"total": total, "peak": torch.maximum(left["peak"], right["peak"])}
+
+
+@pytest.mark.parametrize("scan", [associative_scan, assocscan.reduce])
+@pytest.mark.parametrize("init_names", ["total peak", "peak total"])
+@pytest.mark.parametrize("names", ["total peak", "peak total"])
+def test_dicts_of_raw_callables_go_by_their_keys(
+    graphs: Graphs, names: str, init_names: str, scan: Callable[..., Any]
+) -> None:
+    def function(x: Tensor, init: Tensor) -> Any:
+        parts = {"total": x, "peak": 2 * x}
+        starts = {"total": init + 100, "peak": init - 100}
+        xs = {name: parts[name] for name in names.split()}
+        carry = {name: starts[name] for name in init_names.split()}
+        return scan(total_and_peak, xs, 1, init=carry)
+
+    got = torch.compile(function, fullgraph=True, backend=graphs)(x := draw(2, 5), h := draw(2))
+    want = function(x, h)
+    assert list(got) == list(want)
+    torch.testing.assert_close(got, want)
+
+
+def test_an_init_of_another_structure_is_refused(graphs: Graphs) -> None:
+    def function(x: Tensor) -> Any:
+        pair: Callable[..., Any] = lambda left, right: (left[0] + right[0], left[1] * right[1])  # noqa: E731
+        return associative_scan(pair, (x, x), 1, init=[x[:, 0], x[:, 1]])
+
+    with pytest.raises(TypeError, match="init is a list of 2"):
+        torch.compile(function, backend=graphs)(draw(2, 5).detach())
+
+
 def test_transforms_inside_a_function_break_the_graph() -> None:
     def combine(left: Tensor, right: Tensor) -> Tensor:
         return torch.vmap(torch.add)(left, right)  # type: ignore[no-any-return]
