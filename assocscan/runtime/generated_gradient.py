@@ -19,7 +19,6 @@ from ..autodiff.adjoint_operator import adjoint_reads
 from ..autodiff.tangent_operator import derive_tangent
 from ..engines.base.commands import Tensors
 from ..engines.base.executable import Executable
-from ..engines.base.layout import result_layout
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..engines.base.shifted_leaves import explicit
 from ..engines.eager import program_interpreter as interpreted
@@ -284,14 +283,7 @@ def run_derivative(
 
     Where gradients are enabled (create_graph) they are differentiable themselves. Where no engine
     can run the scan, `auto` runs it by torch operations, and a named backend raises BackendError.
-    A scan that reads no cotangent or tangent, nor anything else, is zero.
     """
-    if all(t is None for t in (tensors if spec.sequences is None else tensors[:-1])):
-        outputs, finals = result_layout(spec, {})
-        return (
-            [torch.zeros(size, dtype=dtype, device=spec.device) for size, _, dtype in outputs],
-            [torch.zeros(size, dtype=dtype, device=spec.device) for size, dtype in finals],
-        )
     try:
         if torch.is_grad_enabled() and not needs_dispatcher():
             return run(dispatch, *explicit(spec, tensors))
