@@ -59,15 +59,26 @@ def check_operand(value: object, name: str) -> None:
         check_tensor(name, value, " or a number")
 
 
-def as_tensor(value: Tensor | Number, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.full((), value, dtype=dtype, device=device)
+def as_tensor(
+    value: Tensor | Number, dtype: torch.dtype, device: torch.device, name: str
+) -> Tensor:
+    """A number as a tensor without dimensions. Raises ScanTypeError where the dtype cannot hold
+    it; `name`: of the argument."""
+    if isinstance(value, Tensor):
+        return value
+    try:
+        return torch.full((), value, dtype=dtype, device=device)
+    except RuntimeError:
+        raise ScanTypeError(f"{name} is {value!r}, which {dtype} cannot hold") from None
 
 
-def multiplier(value: Tensor | Number, dtype: torch.dtype, device: torch.device) -> Tensor:
+def multiplier(
+    value: Tensor | Number, dtype: torch.dtype, device: torch.device, name: str
+) -> Tensor:
     """A tensor of what multiplies a state of this dtype at each step. Numbers and tensors without
     dimensions do not widen 16-bit floats, and are not rounded to them: 0.999 would be 1."""
     if not isinstance(value, Tensor):
-        return as_tensor(value, carry_dtype(dtype), device)
+        return as_tensor(value, carry_dtype(dtype), device, name)
     return value.to(carry_dtype(dtype)) if value.dim() == 0 else value
 
 

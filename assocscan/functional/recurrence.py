@@ -318,12 +318,12 @@ def _operands(
     """a in the shape of b, the state that enters, and the dtype of the recurrence."""
     check_tensor("b", b)
     dtype = recurrence_dtype(a, b, init)
-    a = multiplier(a, dtype, b.device)
+    a = multiplier(a, dtype, b.device, "a")
     if not same_shape(a.shape, b.shape):
         a = expanded(a, b, "a", "b")
     if init is None:
         return a, None, dtype
-    return a, carry_from(as_tensor(init, dtype, b.device).to(carry_dtype(dtype))), dtype
+    return a, carry_from(as_tensor(init, dtype, b.device, "init").to(carry_dtype(dtype))), dtype
 
 
 def carry_from(start: Tensor) -> tuple[Tensor, Tensor]:

@@ -215,6 +215,12 @@ HABITS: list[Refused] = [
      ["convert it with done.bool()"]),
     (lambda: assocscan.nn.RGLRU(8).step(ones(5, 8), ones(5, 1, 8)), ScanValueError,
      ["pass state.squeeze(1)"]),
+    (lambda: linear_recurrence(300, x.to(torch.int8), axis=0), ScanTypeError,
+     ["a is 300, which torch.int8 cannot hold"]),
+    (lambda: linear_recurrence(1, x.to(torch.int8), 300, 0), ScanTypeError,
+     ["init is 300, which torch.int8 cannot hold"]),
+    (lambda: assocscan.discounted_returns(x, 1e39), ScanTypeError,
+     ["discount is 1e+39, which torch.float32 cannot hold"]),
     (lambda: assocscan.lfilter(x, x, x, init=x), ScanTypeError, ["pass zi=…"]),
     (lambda: assocscan.kalman_filter(mask=mask), ScanTypeError, ["pass observed=…"]),
 ]  # fmt: skip

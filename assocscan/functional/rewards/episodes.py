@@ -120,7 +120,7 @@ def joined(dtype: torch.dtype, value: Tensor | float | None) -> torch.dtype:
 
 def operand(name: str, value: Tensor | float, rewards: Tensor, dtype: torch.dtype) -> Tensor:
     """In the shape of the rewards, of stride 0 where it is constant."""
-    found = multiplier(value, dtype, rewards.device)
+    found = multiplier(value, dtype, rewards.device, name)
     if not found.is_floating_point():
         found = found.to(carry_dtype(dtype))
     return expanded(found, rewards, name, "the rewards")
