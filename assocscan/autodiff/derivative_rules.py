@@ -215,8 +215,8 @@ def jvp(
 ) -> list[Cotangent]:
     """Tangents of `program`'s outputs at `arguments`, from tangents of its inputs.
 
-    What an operation passes on from each of its operands is the rule of `vjp`: of scalars, both
-    are a product with the slope. Raises UnsupportedOperation for an operation without a rule.
+    An operation multiplies the tangent of an operand by a slope, and in `vjp` a cotangent by the
+    same slope: so the rules of `vjp` serve here too. Raises UnsupportedOperation for an operation without a rule.
     """
     inlined = inline_values(builder, program, arguments)
     math_ = ScalarMath(builder)

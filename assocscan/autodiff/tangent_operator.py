@@ -8,9 +8,9 @@ is an exclusive scan of the affine monoid (J, v), as in `adjoint_operator`, from
 `init` or zero. Its inputs at t are `first`, x[t], p[t] = y[t−1] and ẋ[t]; `lower` turns the
 incoming ẏ[t−1] into the tangents of the outputs, and the final carry is the tangent of the final.
 
-The products J · tangent come from the reverse-mode rules: uᵀJ is linear in u, and its derivative
-with respect to u is J (B. Pearlmutter and J. M. Siskind, "Reverse-mode AD in a functional
-framework", 2008, section 2; the trick is older).
+The products J · tangent are taken by a walk forwards through the step, by the rules of the reverse
+mode: what a scalar operation passes to an operand and what it takes from it are products with the
+same slope.
 """
 
 from __future__ import annotations
