@@ -216,7 +216,8 @@ def jvp(
     """Tangents of `program`'s outputs at `arguments`, from tangents of its inputs.
 
     An operation multiplies the tangent of an operand by a slope, and in `vjp` a cotangent by the
-    same slope: so the rules of `vjp` serve here too. Raises UnsupportedOperation for an operation without a rule.
+    same slope: so the rules of `vjp` serve here too. Raises UnsupportedOperation for an operation
+    without a rule.
     """
     inlined = inline_values(builder, program, arguments)
     math_ = ScalarMath(builder)
