@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from assocscan import ScanTypeError, ScanValueError, associative_scan, ops, with_lower
+from assocscan import (
+    Monoid,
+    ScanTypeError,
+    ScanValueError,
+    TraceError,
+    associative_scan,
+    ops,
+    with_lower,
+)
 from assocscan.testing import ErrorGrowth, error_growth
 
 H = with_lower(ops.matrix_affine, lambda state: state[1])
@@ -112,3 +120,16 @@ def test_mistakes(arguments: tuple[Any, ...], error: type[Exception], message: s
 def test_wrong_samples(samples: Any, message: str) -> None:
     with pytest.raises(ScanValueError, match=message):
         error_growth(ops.affine, samples=samples)
+
+
+def test_samples_that_do_not_fit() -> None:
+    """Of `error_growth` they are inputs, of `check` states."""
+    op = Monoid(
+        lambda a, b: (a[0] + b[0], a[1] + b[1], a[2] + b[2]), identity=(0.0, 0.0, 0.0),
+        name="growth_of_weights", lift=lambda x, w: (w, w * x, w * x * x),
+    )  # fmt: skip
+    column = torch.rand(4)
+    with pytest.raises(TraceError, match=r"the lift of 'growth_of_weights' takes \(x, w\)"):
+        error_growth(op, samples=(column,) * 3, length=8, backend="eager")
+    with pytest.raises(ScanTypeError, match="samples are states, as combine takes them"):
+        op.check((torch.rand(()),) * 2, samples=(column,) * 2)

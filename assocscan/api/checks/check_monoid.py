@@ -96,7 +96,10 @@ def compare_samples(monoid: Monoid, example: Any, samples: Any) -> None:
 
 def given_states(samples: Any, spec: TreeSpec, state: tuple[Leaf, ...]) -> Tensors:
     """The leaves of the caller's states. Raises where they are not those of a batch of states."""
-    pool: Tensors = align(template(spec), samples, "samples")
+    try:
+        pool: Tensors = align(template(spec), samples, "samples")
+    except ScanTypeError as error:
+        raise ScanTypeError(f"{error}; samples are states, as combine takes them") from None
     paths = leaf_paths(spec, "samples")
     for path, t, leaf in zip(paths, pool, state, strict=True):
         check_tensor(path, t)
