@@ -64,18 +64,24 @@ class Request:
 @dataclass(frozen=True)
 class Adjoint:
     """The backward scan. `carried` are the state components whose cotangents μ it carries, after
-    the `matrix_size` components of its state that stand for J."""
+    the `matrix_size` components of its state that stand for J. `given`: the number of an input leaf
+    that every such pass has, a cotangent of an output; None where there are none."""
 
     operator: Operator
     carried: tuple[int, ...]
     matrix_size: int
     wanted: tuple[int, ...]
+    given: int | None
 
     @cached_property
     def reads(self) -> tuple[bool, ...]:
-        """Whether each input leaf of the backward scan is read."""
+        """Whether each input leaf of the backward scan is read. Where the gradient is zero and none
+        is, a cotangent counts as read: a scan needs a tensor."""
         used = self.operator.used_inputs
-        return tuple(not used.isdisjoint(span) for span in spans(self.operator.inputs))
+        found = [not used.isdisjoint(span) for span in spans(self.operator.inputs)]
+        if not any(found) and self.given is not None:
+            found[self.given] = True
+        return tuple(found)
 
     def saved_state(self, forward: Operator) -> frozenset[int]:
         """The state leaves that the backward scan reads."""
@@ -177,7 +183,9 @@ class Derivation:
             maps.identity,
             self.edge(lift),
         )
-        return Adjoint(operator, tuple(carried), maps.matrix_size, self.request.wanted)
+        return Adjoint(
+            operator, tuple(carried), maps.matrix_size, self.request.wanted, self.given_cotangent
+        )
 
     def is_large(self, builder: Builder, entries: dict[Entry, int], carried: Sequence[int]) -> bool:
         """Whether a loop takes the place of a scan for the size of J."""
@@ -217,7 +225,7 @@ class Derivation:
             None if self.request.with_init else self.edge(lift),
             sequential=True,
         )  # fmt: skip
-        return Adjoint(operator, tuple(carried), 0, self.request.wanted)
+        return Adjoint(operator, tuple(carried), 0, self.request.wanted, self.given_cotangent)
 
     def seeds(self, given: Sequence[int], carried: Sequence[int], start: int) -> list[Cotangent]:
         """The cotangents of (y[t], out[t]): μ, the values `given`, and o̅ among the inputs that
@@ -256,6 +264,12 @@ class Derivation:
         identity.extend(encode(0.0, kind) for kind in kinds)
         combine = self.combine(matrix, blocks, carried, kinds, common)
         return AffineMaps(state, lifted, combine, tuple(identity), len(state) - len(carried))
+
+    @property
+    def given_cotangent(self) -> int | None:
+        """The number of the adjoint's input leaf that is the first given cotangent of an output."""
+        first = len(self.op.inputs) + len(self.op.state)
+        return min((first + k for k in self.request.cotangents), default=None)
 
     @property
     def edge_flags(self) -> tuple[int, ...]:

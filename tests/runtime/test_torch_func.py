@@ -15,7 +15,16 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils._pytree import tree_leaves
 
-from assocscan import BackendError, associative_scan, linear_recurrence, monoid, ops
+from assocscan import (
+    BackendError,
+    associative_scan,
+    linear_recurrence,
+    monoid,
+    nonlinear_recurrence,
+    ops,
+    with_lift,
+    with_lower,
+)
 from assocscan.runtime.backends import availability
 from assocscan.runtime.batched_gradients import one_by_one, takes_batches, vmapped
 from assocscan.testing import reference_scan
@@ -223,6 +232,30 @@ def test_vmap_with_init_and_final() -> None:
         AFFINE, (a[:1].expand(2, 5), b[:1].expand(2, 5)), 1, init=(init, init), return_final=True
     )
     torch.testing.assert_close(vmap(scan, (None, None, 0))(a[0], b[0], init), (ys[1], h))
+
+
+@pytest.mark.parametrize("offsets", [None, torch.tensor([0, 2, 6])], ids=["one", "packed"])
+@pytest.mark.parametrize("name", ["lift", "lower", "step"])
+def test_derivatives_of_what_reads_no_input(
+    compiled: Engine, name: str, offsets: Tensor | None
+) -> None:
+    """They are zero, and so are theirs, whose scans read no tensor at all."""
+    x = compiled.put(torch.rand(2, 6, dtype=torch.float64))
+    offsets = None if offsets is None else compiled.put(offsets)
+    options: dict[str, Any] = {"offsets": offsets, "backend": compiled.name}
+    scans: dict[str, Callable[[Tensor], Tensor]] = {
+        "lift": lambda x: associative_scan(with_lift(ops.sum, torch.ones_like), x, 1, **options),
+        "lower": lambda x: associative_scan(with_lower(ops.sum, torch.ones_like), x, 1, **options),
+        "step": lambda x: nonlinear_recurrence(lambda h, x: h.sin(), x, 1.0, 1, **options),
+    }
+
+    def loss(x: Tensor) -> Tensor:
+        return scans[name](x).sin().sum()
+
+    for transform in (jacrev, jacfwd):
+        for _ in range(2):
+            assert not transform(loss)(x).any()
+            assert not transform(jacrev(loss))(x).any() and not transform(jacfwd(loss))(x).any()
 
 
 @pytest.mark.parametrize("offsets", [None, torch.tensor([0, 2, 6])], ids=["one", "packed"])
