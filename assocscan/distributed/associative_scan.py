@@ -144,7 +144,7 @@ def scan(
         if known is not None:
             return known.call, named, known
         call = bind(op, xs, axis, reverse, inclusive, init, False, None, names)
-        require_served(found, call.leaves[0].device)
+        require_served(found, (*call.leaves, *(call.init or ())))
         return call.changed(return_final=return_final), named, None
 
     def facts(made: tuple[ScanCall, str, Part | None]) -> Any:

@@ -46,7 +46,7 @@ def halo(
             raise ScanValueError(
                 f"the state has shape {list(state.shape)}, expected {list(expected)}"
             )
-        require_served(found, x.device)
+        require_served(found, (x, state))
 
     def facts(_: None) -> tuple[Facts, int]:
         grad = torch.is_grad_enabled()

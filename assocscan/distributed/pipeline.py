@@ -60,7 +60,7 @@ def pipeline(
     found = process_group(group)
 
     def bound() -> None:
-        require_served(found, inputs[0].device)
+        require_served(found, (*inputs, *state))
 
     def facts(_: Any) -> tuple[Facts, int]:
         grad = torch.is_grad_enabled()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed as dist
+from torch.autograd import forward_ad
 
 from ..api.flags_and_backends import flag
 from ..errors import ScanTypeError, ScanValueError
-from ..torch_state import in_functorch, is_traced
+from ..torch_state import in_functorch, in_functorch_or_forward_mode, is_traced
 from ..wording import shown
 
 if TYPE_CHECKING:
@@ -115,13 +117,24 @@ def require_check(check: object) -> None:
         flag("check", check, ", or None: on gloo")
 
 
-def require_served(group: ProcessGroup, device: torch.device) -> None:
-    """Raise ScanValueError where the group sends no tensors of this device."""
-    backends = backends_of(group)
+def require_served(group: ProcessGroup, tensors: Sequence[torch.Tensor]) -> None:
+    """Raise ScanValueError where the group sends no tensors of the device of these, and where one
+    is a dual tensor: the collectives have no rule of forward mode."""
+    backends, device = backends_of(group), tensors[0].device
     if device.type not in backends:
         raise ScanValueError(
             f"the tensors are on {device}, but group sends those of {' and '.join(backends)} only"
         )
+    if in_functorch_or_forward_mode() and any(map(is_dual, tensors)):
+        raise ScanValueError(
+            "forward mode through scans over ranks is not supported; gradients are those of "
+            "torch.autograd's backward passes"
+        )
+
+
+def is_dual(t: torch.Tensor) -> bool:
+    """Whether a tensor has a tangent of `torch.autograd.forward_ad`, within a level of it."""
+    return forward_ad.unpack_dual(t).tangent is not None
 
 
 def header_device(group: ProcessGroup) -> torch.device:

@@ -84,7 +84,7 @@ def reduce(
         require_check(check)
         named = checked_backend(backend, None)
         call = bind(op, xs, axis, flag("reverse", reverse), True, init, False, None)
-        require_served(found, call.leaves[0].device)
+        require_served(found, (*call.leaves, *(call.init or ())))
         return replace(call, return_final=True, final_only=True), named
 
     def facts(made: tuple[ScanCall, str]) -> Any:

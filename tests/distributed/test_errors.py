@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from ranks import Rank, World
 from torch import nn
+from torch.autograd import forward_ad
 
 import assocscan
 from assocscan import AssocScanError, Monoid, distributed, ops
@@ -44,6 +45,12 @@ def branches(left: Any, right: Any) -> Any:
 
 def fails(left: Any, right: Any) -> Any:
     raise ZeroDivisionError("on purpose")
+
+
+def dual(f: Callable[[torch.Tensor], Any], x: torch.Tensor, is_dual: bool = True) -> Any:
+    """f(x), x with a tangent of forward mode."""
+    with forward_ad.dual_level():
+        return f(forward_ad.make_dual(x, torch.ones_like(x)) if is_dual else x)
 
 
 class OnlyWhenRun:
@@ -98,6 +105,8 @@ def mistakes(g: Any, odd: bool) -> Calls:
         "branches on the value of": lambda: scan(branches if odd else torch.add, x, group=g),
         "torch.func transforms": lambda: torch.func.grad(summed)(x) if odd else summed(x),
         "torch.func transforms of": lambda: torch.vmap(summed, 1)(x) if odd else summed(x),
+        "forward mode through": lambda: dual(summed, x) if odd else summed(x),
+        "forward mode": lambda: dual(lambda t: scan("sum", x, init=t, group=g), x[0], odd),
         "ZeroDivisionError": lambda: reduce(fails if odd else torch.add, x, group=g),
         "on purpose": lambda: scan(op, x, backend="eager", group=g),
     }  # fmt: skip
