@@ -122,7 +122,11 @@ def convolved(
         state, leaving = halo(x, width - 1, state.to(x.dtype), reverse, group)
         x = torch.cat([x, state[:, :0]], 1)  # an empty part, too, depends on the exchange
     if x.shape[1] == 0:
-        return x.clone(), state.to(x.dtype, copy=True) if leaving is None else leaving
+        # The convolution of zeros, of which nothing is kept: it has the dtype of others, and its
+        # gradients, which are zeros.
+        zeros = torch.cat([x, x.new_zeros(x.shape[0], width, channels)], 1)
+        y = correlated(zeros, weight, bias, reverse)[:, :0]
+        return y, state.to(x.dtype, copy=True) if leaving is None else leaving
     if offsets is not None:
         return convolved_sequences(x, weight, bias, state.to(x.dtype), reverse, offsets)
     pieces = [x, state.to(x.dtype)] if reverse else [state.to(x.dtype), x]

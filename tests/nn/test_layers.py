@@ -268,6 +268,19 @@ def test_empty_sequences_leave_the_state(name: str) -> None:
         assert not {t.data_ptr() for t in given} & {t.data_ptr() for t in left}
 
 
+@pytest.mark.parametrize("width", [1, 4])
+def test_convolutions_of_empty_sequences_have_gradients_and_dtype_of_others(width: int) -> None:
+    """Gradients of parameters too, where x has none: as of a rank whose part is empty."""
+    conv, x = CausalConv(FEATURES, width), torch.ones(BATCH, 0, FEATURES)
+    conv(x)[0].sum().backward()
+    for parameter in conv.parameters():
+        assert_close(parameter.grad, torch.zeros_like(parameter))
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = conv(x)
+    assert y.dtype == torch.bfloat16
+    assert state.dtype == torch.float32
+
+
 @each_layer
 def test_reverse_runs_from_the_end(name: str) -> None:
     layer, loop, x = build(name)
