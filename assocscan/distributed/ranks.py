@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed as dist
-from torch.autograd import forward_ad
 
 from ..api.flags_and_backends import flag
 from ..errors import ScanTypeError, ScanValueError
-from ..torch_state import in_functorch, in_functorch_or_forward_mode, is_traced
+from ..torch_state import in_functorch, in_functorch_or_forward_mode, is_dual, is_traced
 from ..wording import shown
 
 if TYPE_CHECKING:
@@ -130,11 +129,6 @@ def require_served(group: ProcessGroup, tensors: Sequence[torch.Tensor]) -> None
             "forward mode through scans over ranks is not supported; gradients are those of "
             "torch.autograd's backward passes"
         )
-
-
-def is_dual(t: torch.Tensor) -> bool:
-    """Whether a tensor has a tangent of `torch.autograd.forward_ad`, within a level of it."""
-    return forward_ad.unpack_dual(t).tangent is not None
 
 
 def header_device(group: ProcessGroup) -> torch.device:
