@@ -44,9 +44,12 @@ def inverse_and_logdet(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def solved(A: Tensor, B: Tensor) -> Tensor:
-    """A⁻¹ B, for any batch of matrices. By its factors where a `jvp` may be differentiated: torch
-    (2.11 to 2.14) takes them for constants in that of solve, det and slogdet. Else by `solve_ex`,
-    whose gradient takes a tenth of the time for small matrices."""
+    """A⁻¹ B, for any batch of matrices.
+
+    Where a `jvp` may be differentiated, by `lu_factor_ex` and `lu_solve`: torch (2.11 to 2.14)
+    differentiates the `jvp` of solve, det and slogdet as if the factors of A were constants. Else
+    by `solve_ex`, whose gradient takes a tenth of the time for small matrices.
+    """
     if not (in_functorch_or_forward_mode() or torch.compiler.is_compiling()):
         solution: Tensor = torch.linalg.solve_ex(A, B)[0]
         return solution

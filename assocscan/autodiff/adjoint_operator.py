@@ -303,6 +303,7 @@ class Derivation:
         return self._steps[first]
 
     def written_step(self, first: bool) -> Program:
+        """`step`, which keeps what is written here."""
         n = len(self.previous)
         builder = Builder((*self.previous, *self.raw))
         before = list(range(n))

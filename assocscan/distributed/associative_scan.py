@@ -31,7 +31,7 @@ from .carry_gradient import linked_scan
 from .collectives import tied
 from .facts import description
 from .prepared_part import keep, kept, key_of
-from .ranks import process_group, ranks_of, require_check, require_served
+from .ranks import process_group, ranks_of, require_check, require_sendable
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -144,7 +144,7 @@ def scan(
         if known is not None:
             return known.call, named, known
         call = bind(op, xs, axis, reverse, inclusive, init, False, None, names)
-        require_served(found, (*call.leaves, *(call.init or ())))
+        require_sendable(found, (*call.leaves, *(call.init or ())))
         return call.changed(return_final=return_final), named, None
 
     def facts(made: tuple[ScanCall, str, Part | None]) -> Any:

@@ -11,7 +11,7 @@ from ..hooks import HOOKS
 from .agreement import Facts, agreed, compared_ranks, in_turn
 from .collectives import gather, tied, token_of
 from .facts import surroundings
-from .ranks import process_group, require_served
+from .ranks import process_group, require_sendable
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -46,7 +46,7 @@ def halo(
             raise ScanValueError(
                 f"the state has shape {list(state.shape)}, expected {list(expected)}"
             )
-        require_served(found, (x, state))
+        require_sendable(found, (x, state))
 
     def facts(_: None) -> tuple[Facts, int]:
         grad = torch.is_grad_enabled()

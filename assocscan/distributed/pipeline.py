@@ -15,7 +15,7 @@ from ..errors import ScanValueError
 from .agreement import Facts, agreed, compared_ranks, in_turn
 from .collectives import gather, tied, token_of
 from .facts import surroundings
-from .ranks import Ranks, process_group, require_served
+from .ranks import Ranks, process_group, require_sendable
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -60,7 +60,7 @@ def pipeline(
     found = process_group(group)
 
     def bound() -> None:
-        require_served(found, (*inputs, *state))
+        require_sendable(found, (*inputs, *state))
 
     def facts(_: Any) -> tuple[Facts, int]:
         grad = torch.is_grad_enabled()

@@ -116,9 +116,9 @@ def require_check(check: object) -> None:
         flag("check", check, ", or None: on gloo")
 
 
-def require_served(group: ProcessGroup, tensors: Sequence[torch.Tensor]) -> None:
-    """Raise ScanValueError where the group sends no tensors of the device of these, and where one
-    is a dual tensor: the collectives have no rule of forward mode."""
+def require_sendable(group: ProcessGroup, tensors: Sequence[torch.Tensor]) -> None:
+    """Raise ScanValueError where the group cannot send what comes of these tensors: it serves other
+    devices, or one of them is dual, and collectives have no forward mode."""
     backends, device = backends_of(group), tensors[0].device
     if device.type not in backends:
         raise ScanValueError(
@@ -126,8 +126,8 @@ def require_served(group: ProcessGroup, tensors: Sequence[torch.Tensor]) -> None
         )
     if in_functorch_or_forward_mode() and any(map(is_dual, tensors)):
         raise ScanValueError(
-            "forward mode through scans over ranks is not supported; gradients are those of "
-            "torch.autograd's backward passes"
+            "forward mode through scans over ranks is not supported; use backward() or "
+            "torch.autograd.grad"
         )
 
 

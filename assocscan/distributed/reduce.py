@@ -28,7 +28,7 @@ from .carries import (
 )
 from .collectives import gather, token_of
 from .facts import description
-from .ranks import process_group, ranks_of, require_check, require_served
+from .ranks import process_group, ranks_of, require_check, require_sendable
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -84,7 +84,7 @@ def reduce(
         require_check(check)
         named = checked_backend(backend, None)
         call = bind(op, xs, axis, flag("reverse", reverse), True, init, False, None)
-        require_served(found, (*call.leaves, *(call.init or ())))
+        require_sendable(found, (*call.leaves, *(call.init or ())))
         return replace(call, return_final=True, final_only=True), named
 
     def facts(made: tuple[ScanCall, str]) -> Any:

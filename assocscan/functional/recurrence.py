@@ -147,7 +147,7 @@ def linear_recurrence(
         alike (never [S, D], even if S equals B). For b [L, D] the last states are [S, D], and init
         is [S, D] or [D].
 
-    The states before each step, h[t−1], are those of an exclusive scan,
+    An exclusive scan gives the state before each step, h[t−1]:
     `associative_scan(ops.affine, (a, b), axis, inclusive=False, init=(1.0, init))[1]`.
 
     >>> reset = torch.tensor([False, False, True, False])

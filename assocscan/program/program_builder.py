@@ -228,7 +228,7 @@ class Builder:
         return value
 
     def _new_value(self, op: str, args: tuple[int, ...], dtype: str | None) -> int:
-        """`emit`, where nobody has asked for this value yet."""
+        """What `emit` returns for a request that it has not had before."""
         if dtype is None:
             dtype = "b1" if op in PREDICATES else self.dtype(args[-1])
         simpler = self.simplify(op, args, dtype)

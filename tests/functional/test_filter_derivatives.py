@@ -1,4 +1,4 @@
-"""Derivatives of derivatives of filters by torch.func equal those of a loop over the steps."""
+"""Second derivatives of filters by torch.func, beside those of a loop over the steps."""
 
 from __future__ import annotations
 

@@ -199,7 +199,8 @@ def test_sixteen_bit_leaves_beside_float32() -> None:
 
 
 def assert_rounded(got: Tensor, exact: Tensor) -> None:
-    """A result in its dtype, from float32: the values up to one rounding, of float32 some."""
+    """A result of at most 20 steps and 7 lanes, computed in float32 and rounded to its dtype: up to
+    one rounding of the dtype, and eight of float32 in the sums before it."""
     eps = torch.finfo(got.dtype).eps
     limit = 8 * eps if got.dtype == torch.float32 else eps
     largest = float(exact.detach().abs().max())
