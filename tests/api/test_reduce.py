@@ -32,7 +32,7 @@ def check(engine: Engine, problem: Problem, flags: Flags) -> None:
     result = reduce(
         CASES[problem.case].op, xs, **arguments(problem, flags, init), backend=engine.name
     )
-    assert_scan_close(result, expected(problem, flags)[1], problem.length)
+    assert_scan_close(result, expected(problem, flags)[1], problem.steps)
 
 
 @pytest.mark.thinned(9)
@@ -49,7 +49,7 @@ def test_ordered(engine: Engine, case: str, shape: tuple[int, ...]) -> None:
             op = CASES[case].op
             result = reduce(op, xs, **arguments(problem, each, init), backend=engine.name)
             assert [t.dtype for t in result] == [torch.bfloat16] * 2
-            assert_scan_close(result, expected(problem, each)[1], problem.length)
+            assert_scan_close(result, expected(problem, each)[1], problem.steps)
         else:
             check(engine, problem, each)
 

@@ -93,7 +93,7 @@ def test_leaves_broadcast(
     op = CASES[problem.case].op
     oracle = reference_scan(op, tuple(xs), **arguments)
     arguments["init"] = engine.put(arguments["init"])
-    assert_scan_close(engine.scan(op, engine.put(tuple(xs)), **arguments), oracle, problem.length)
+    assert_scan_close(engine.scan(op, engine.put(tuple(xs)), **arguments), oracle, problem.steps)
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_streaming_over_chunks(
         outputs.reverse()
     axis = problem.axis % len(problem.shape)
     whole = tree_map(lambda *leaves: torch.cat(leaves, axis), *outputs)
-    assert_scan_close((whole, carry), expected(problem, flags), problem.length)
+    assert_scan_close((whole, carry), expected(problem, flags), problem.steps)
 
 
 def narrow(leaf: torch.Tensor, problem: Problem, start: int, stop: int) -> torch.Tensor:
