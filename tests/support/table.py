@@ -262,13 +262,12 @@ class Problem(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """The steps by which errors are bounded, which grow as their root where roundings are
-        independent (`tolerance`).
+        """What `tolerance` takes for the number of steps; it allows 2 √steps roundings.
 
-        Where the axis is expanded every step is the same one. An engine squares it, its square, and
-        so on; a relative error doubles with each squaring, and all of a tree's level are alike. A
-        product of L equal numbers is thus off by L - 1 roundings (of ε/2, of √5 ε/2 where they are
-        complex), below the 2 √(L²) ε that a bound of L² steps allows."""
+        Where the axis is expanded all steps are equal. An engine multiplies such numbers in pairs,
+        the equal products in pairs, and so on: each time the relative error doubles, as both
+        factors have the same one. A product of L equal numbers is off by up to L - 1 roundings,
+        none of which cancels another, and L² steps allow 2 L."""
         alike = self.layout == "expanded" and self.axis % len(self.shape) == 0
         return self.length**2 if alike else self.length
 
