@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,15 +27,12 @@ class ComplexRecurrence(RecurrentLayer[Tensor]):
     """A layer whose states are independent complex recurrences, read by a matrix, beside a
     parameter D [features]. _names: of the dimensions of its state, for errors."""
 
+    C: nn.Parameter  # [features, 2 · complex states]
     D: nn.Parameter
     _names: str
 
-    @property
-    def _states(self) -> int:
-        raise NotImplementedError
-
-    def _decay_and_drive(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """a and b of h[t] = a ⊙ h[t−1] + b[t]."""
+    def _decay_and_drive(self, x: Tensor) -> tuple[Callable[[], Tensor], Tensor]:
+        """What makes a, and b, of h[t] = a ⊙ h[t−1] + b[t]."""
         raise NotImplementedError
 
     def read(self, h: Tensor, x: Tensor) -> Tensor:
@@ -45,16 +43,17 @@ class ComplexRecurrence(RecurrentLayer[Tensor]):
         return self.D.shape[0], None
 
     def _check_state(self, state: Any, x: Tensor, offsets: Tensor | None = None) -> None:
-        require_carry(state, (x.shape[0], self._states), self._names, x, offsets)
+        require_carry(state, (x.shape[0], self.C.shape[1] // 2), self._names, x, offsets)
 
     def _along(self, x: Tensor, state: Tensor | None, run: Run) -> tuple[Tensor, Tensor]:
-        h, last = recur(*self._decay_and_drive(x), state, run)
+        decay, b = self._decay_and_drive(x)
+        h, last = recur(decay(), b, state, run)
         return self.read(h, x), last
 
     def _at(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         decay, h = self._decay_and_drive(x)
         if state is not None:
-            h = decay * state + h
+            h = decay() * state + h
         return self.read(h, x), h
 
 
@@ -125,12 +124,8 @@ class LRU(ComplexRecurrence):
     def extra_repr(self) -> str:
         return f"{self.D.shape[0]}, states={self.nu.shape[0]}"
 
-    @property
-    def _states(self) -> int:
-        return self.nu.shape[0]
-
-    def _decay_and_drive(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.eigenvalues(), self.drive(x)
+    def _decay_and_drive(self, x: Tensor) -> tuple[Callable[[], Tensor], Tensor]:
+        return self.eigenvalues, self.drive(x)
 
     def eigenvalues(self) -> Tensor:
         """λ, complex [states]."""

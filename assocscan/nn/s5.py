@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -85,13 +86,9 @@ class S5(ComplexRecurrence):
     def extra_repr(self) -> str:
         return f"{self.D.shape[0]}, states={2 * self.decay.shape[0]}"
 
-    @property
-    def _states(self) -> int:
-        return self.decay.shape[0]
-
-    def _decay_and_drive(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _decay_and_drive(self, x: Tensor) -> tuple[Callable[[], Tensor], Tensor]:
         decay, scale = self.discretised()
-        return decay, self.drive(x, scale)
+        return lambda: decay, self.drive(x, scale)
 
     def discretised(self) -> tuple[Tensor, Tensor]:
         """λ̄ and (λ̄ − 1) / λ, complex [states / 2]."""
