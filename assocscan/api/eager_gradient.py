@@ -3,7 +3,7 @@ differentiates them. For operators whose adjoint cannot be generated."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,26 @@ def by_autograd(
     ys, gs = zip(*pairs, strict=True)
     grads = iter(torch.autograd.grad(ys, wanted, gs, allow_unused=True, **options))
     return [next(grads) if t.requires_grad else None for t in inputs]
+
+
+def through(
+    function: Callable[[Tensors], Sequence[Tensor]],
+    tensors: Sequence[Tensor],
+    needed: Sequence[bool],
+    cotangents: Sequence[MaybeTensor],
+) -> list[MaybeTensor]:
+    """The gradients that are needed of a function's tensors, from cotangents of its results, which
+    it computes again. Where gradients are enabled, they have derivatives themselves."""
+    create_graph = torch.is_grad_enabled()
+    if create_graph:
+        tensors = [separate(t) for t in tensors]
+    else:
+        tensors = [t.detach().requires_grad_(bool(n)) for t, n in zip(tensors, needed, strict=True)]
+    with torch.enable_grad():
+        results = function(list(tensors))
+    wanted = [t for t, n in zip(tensors, needed, strict=True) if n]
+    found = iter(by_autograd(results, cotangents, wanted, create_graph=create_graph))
+    return [next(found) if n else None for n in needed]
 
 
 class EagerGradient:
@@ -81,19 +101,8 @@ class EagerGradient:
         needed: Sequence[bool],
         cotangents: Sequence[MaybeTensor],
     ) -> list[MaybeTensor]:
-        create_graph = torch.is_grad_enabled()
         tensors = [t for t in saved if t is not None]
-        if create_graph:
-            tensors = [separate(t) for t in tensors]
-        else:
-            tensors = [
-                t.detach().requires_grad_(bool(n)) for t, n in zip(tensors, needed, strict=True)
-            ]
-        with torch.enable_grad():
-            results = self.eager_results(tensors)
-        wanted = [t for t, n in zip(tensors, needed, strict=True) if n]
-        grads = iter(by_autograd(results, cotangents, wanted, create_graph=create_graph))
-        return [next(grads) if n else None for n in needed]
+        return through(self.eager_results, tensors, needed, cotangents)
 
     def eager_results(self, tensors: Tensors) -> Tensors:
         """Outputs and finals of the call on these tensors, by differentiable torch operations."""

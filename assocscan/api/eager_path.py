@@ -148,10 +148,9 @@ def scan_leaves(call: ScanCall) -> tuple[Tensors, Tensors]:
     itself."""
     raw = widen(call.leaves)
     states = lifted(call, raw)
-    if call.final_only:
-        finals = owned(reduce_sequences(call, states), [*call.leaves, *(call.init or ())])
-        return [], finals
     results, finals = scan_sequences(call, states)
+    if call.final_only:
+        return [], owned(finals, [*call.leaves, *(call.init or ())])
     finals = [finals[k] for k in call.final]
     outputs, _ = lowered(call, results, raw)
     dtypes = [leaf.dtype for leaf in call.traced.outputs]
@@ -292,17 +291,18 @@ def identity_like(v: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
 
 
 def scan_sequences(call: ScanCall, states: Tensors) -> tuple[Tensors, Tensors]:
-    """Outputs before `lower`, and finals. Each packed sequence is scanned separately; without
-    offsets the whole axis is one sequence."""
+    """Outputs before `lower` (none of a reduction), and finals. Each packed sequence is scanned
+    separately; without offsets the whole axis is one sequence."""
     combine, axis = combiner(call), call.axis
     carry = carry_of(call, states)
+    one = reduce_one if call.final_only else scan_one
     if call.offsets is None:
-        return scan_one(call, combine, states, carry)
+        return one(call, combine, states, carry)
     if is_traced():
         return scan_traced_sequences(call, combine, states, carry)
     outputs, finals = [], []
     for part, entering in split_sequences(call, states, carry):
-        ys, last = scan_one(call, combine, part, entering)
+        ys, last = one(call, combine, part, entering)
         outputs.append(ys)
         finals.append(last)
     if not outputs:
@@ -330,7 +330,7 @@ def scan_traced_sequences(
         not call.inclusive, sequential,
     )  # fmt: skip
     outputs, finals = (leaves[: len(call.traced.state)] for leaves in results)
-    return outputs, finals if call.return_final or call.final_only else []
+    return outputs, finals if call.return_final else []
 
 
 def split_sequences(
@@ -352,22 +352,6 @@ def empty_finals(call: ScanCall, states: Tensors, sequences: int = 0) -> Tensors
     return [t.new_zeros((sequences, *t.shape[:axis], *t.shape[axis + 1 :])) for t in states]
 
 
-def reduce_sequences(call: ScanCall, states: Tensors) -> Tensors:
-    """The final carry of each packed sequence, or of the whole axis, without prefixes."""
-    combine, carry = combiner(call), carry_of(call, states)
-    if call.offsets is None:
-        return reduce_one(call, combine, states, carry)
-    if is_traced():
-        return scan_traced_sequences(call, combine, states, carry)[1]
-    finals = [
-        reduce_one(call, combine, part, entering)
-        for part, entering in split_sequences(call, states, carry)
-    ]
-    if not finals:
-        return empty_finals(call, states)
-    return [torch.stack(parts) for parts in zip(*finals, strict=True)]
-
-
 def final_of_empty(call: ScanCall, carry: Tensors | None) -> Tensors:
     """The final carry of an empty sequence: the carry that enters. Raises ScanValueError where it
     is wanted and there is none. `bind` checks this only where it can read the offsets (not on a GPU
@@ -386,17 +370,17 @@ def multiplies(call: ScanCall) -> bool:
 
 def reduce_one(
     call: ScanCall, combine: eager.Combine, states: Tensors, carry: Tensors | None
-) -> Tensors:
-    """The final carry of one sequence: of an empty one, the carry that enters."""
+) -> tuple[Tensors, Tensors]:
+    """No outputs, and the final carry of one sequence: of an empty one, the carry that enters."""
     if states[0].shape[call.axis] == 0:
-        return final_of_empty(call, carry)
+        return [], final_of_empty(call, carry)
     if multiplies(call):
         combine, states, carry = products.with_kinds(states, carry)
     init = None
     if call.init is not None and carry is not None:
         init = [c.unsqueeze(call.axis) for c in carry]
     finals = eager.reduce(combine, states, call.axis, call.reverse, init)
-    return finals[: len(call.traced.state)]
+    return [], finals[: len(call.traced.state)]
 
 
 def scan_one(

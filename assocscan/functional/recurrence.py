@@ -223,52 +223,36 @@ def _recur(
     axis: int,
     reverse: bool,
     return_final: ReturnFinal,
+    reset: Tensor | None,
     **options: Any,
 ) -> Any:
-    """h, or (h, the state that leaves the scan) with `return_final`, or the last h with "only";
-    options: of `associative_scan`."""
+    """h, or (h, the state that leaves the scan) with `return_final`, or the last h with "only".
+
+    reset: a mask of steps at which h[t] = b[t], whatever a and h are there. options: of
+        `associative_scan`.
+    """
     require_tensor("b", b)
-    reset = options.pop("reset")
+    names, mask = NAMES, None
     if reset is not None:
-        return _recur_afresh(a, b, init, axis, reverse, return_final, reset, **options)
-    if isinstance(return_final, str) and return_final == "only":
-        return _last(a, b, init, axis, reverse, **options)
-    options["return_final"] = flag("return_final", return_final, ONLY)
-    if init is None and _is_like(a, b):  # nothing to convert or to broadcast
-        return named_scan(NAMES, _RECURRENCE, (a, b), axis, reverse, **options)
-    op, xs, carry = operands(a, b, init)
-    return named_scan(NAMES, op, xs, axis, reverse, init=carry, **options)
-
-
-def _recur_afresh(
-    a: Tensor | Number,
-    b: Tensor,
-    init: Tensor | Number | None,
-    axis: int,
-    reverse: bool,
-    return_final: ReturnFinal,
-    reset: Tensor,
-    **options: Any,
-) -> Any:
-    """`_recur` where h[t] = b[t] at the steps of a mask, whatever a and h are there."""
-    refuse_offsets(options["offsets"])
-    check_tensor("b", b)
-    axis = check_axis(axis, b.shape, b.dim(), "b")
-    mask = aligned_reset(reset, b, axis, "b")
-    if isinstance(return_final, str) and return_final == "only":
-        op, xs, carry = last_operands(a, b, init)
-        init = None if carry is None else (carry, False)  # type: ignore[assignment]
-        flagged = segmented(op)
-        return named_reduce(RESET_NAMES, flagged, (xs, mask), axis, reverse, init=init, **options)[
-            1
-        ]
-    return_final = flag("return_final", return_final, ONLY)
-    op, xs, carry = operands(a, b, init)
-    found = named_scan(
-        RESET_NAMES, segmented(op), (xs, mask), axis, reverse,
-        init=None if carry is None else (carry, False), return_final=return_final, **options,
-    )  # fmt: skip
-    return (found[0], found[1][0]) if return_final else found
+        refuse_offsets(options["offsets"])
+        check_tensor("b", b)
+        axis = check_axis(axis, b.shape, b.dim(), "b")
+        names, mask = RESET_NAMES, aligned_reset(reset, b, axis, "b")
+    is_last = isinstance(return_final, str) and return_final == "only"
+    is_wanted = is_last or flag("return_final", return_final, ONLY)
+    if mask is None and init is None and not is_last and _is_like(a, b):
+        # Nothing to convert or to broadcast.
+        return named_scan(
+            NAMES, _RECURRENCE, (a, b), axis, reverse, return_final=is_wanted, **options
+        )
+    made: Any = last_operands(a, b, init) if is_last else operands(a, b, init)
+    op, xs, carry = made
+    if mask is not None:
+        op, xs, carry = segmented(op), (xs, mask), None if carry is None else (carry, False)
+    if is_last:
+        return named_reduce(names, op, xs, axis, reverse, init=carry, **options)[1]
+    found = named_scan(names, op, xs, axis, reverse, init=carry, return_final=is_wanted, **options)
+    return (found[0], found[1][0]) if is_wanted and mask is not None else found
 
 
 def operands(
@@ -279,19 +263,6 @@ def operands(
     as_they_are = b.dtype == dtype and a.dtype in (dtype, carry_dtype(dtype))
     op = _RECURRENCE if as_they_are else for_dtype(_RECURRENCE_AS, dtype)
     return op, (a, b), carry
-
-
-def _last(
-    a: Tensor | Number,
-    b: Tensor,
-    init: Tensor | Number | None,
-    axis: int,
-    reverse: bool,
-    **options: Any,
-) -> Any:
-    """The last h."""
-    op, xs, carry = last_operands(a, b, init)
-    return named_reduce(NAMES, op, xs, axis, reverse, init=carry, **options)[1]
 
 
 def last_operands(
@@ -306,7 +277,7 @@ def last_operands(
 
 
 def _states_of(b: Any) -> Any:
-    """The call cache of `_last`, for b of a usual dtype."""
+    """The call cache of reductions to the last state, for b of a usual dtype."""
     dtype = b.dtype if isinstance(b, Tensor) else None
     is_half = dtype in (torch.float16, torch.bfloat16)
     return (_STATES_AS[torch.float32] if is_half else _STATES).reductions

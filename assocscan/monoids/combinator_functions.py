@@ -93,9 +93,28 @@ def without_gradient(x: Any, where: torch.Tensor) -> Any:
 
 
 @dataclass(frozen=True)
-class SegmentedCombine:
+class OfOperator:
+    """A function of a monoid; equal ones are of one class and of equal monoids."""
+
     op: Monoid
 
+
+@dataclass(frozen=True)
+class OfOperators:
+    """The same of several monoids."""
+
+    ops: tuple[Monoid, ...]
+
+
+@dataclass(frozen=True)
+class OfOperatorAndFunction:
+    """The same of a monoid and a function."""
+
+    op: Monoid
+    fn: Callable[..., Any]
+
+
+class SegmentedCombine(OfOperator):
     def __call__(self, left: Any, right: Any) -> Any:
         (a, f), (b, g) = flagged(self.op, left), flagged(self.op, right)
         combined = without_gradient(a, g), without_gradient(b, g)
@@ -110,45 +129,30 @@ class SegmentedCombine:
         return unflatten(chosen, spec), f | g
 
 
-@dataclass(frozen=True)
-class SegmentedIdentity:
-    op: Monoid
-
+class SegmentedIdentity(OfOperator):
     def __call__(self, shapes: Any, _: Any) -> Any:
         return identity(self.op, shapes), False
 
 
-@dataclass(frozen=True)
-class SegmentedLift:
-    op: Monoid
-
+class SegmentedLift(OfOperator):
     def __call__(self, *xs: Any) -> Any:
         x, reset = flagged(self.op, one_or_tuple(xs))
         return element(self.op, x), reset
 
 
-@dataclass(frozen=True)
-class SegmentedLower:
-    op: Monoid
-
+class SegmentedLower(OfOperator):
     def __call__(self, state: Any) -> Any:
         return output(self.op, state[0])
 
 
-@dataclass(frozen=True)
-class SegmentedLowerOfInputs:
-    op: Monoid
-
+class SegmentedLowerOfInputs(OfOperator):
     def __call__(self, state: Any, x: Any) -> Any:
         return output(self.op, state[0], x[0])
 
 
-@dataclass(frozen=True)
-class SegmentedExclusiveLower:
+class SegmentedExclusiveLower(OfOperator):
     """The lower of an exclusive scan: where a segment starts, nothing of it precedes, whatever the
     scan holds of the segment before."""
-
-    op: Monoid
 
     def __call__(self, state: Any, x: Any) -> Any:
         before, spec = flatten(state[0])
@@ -160,20 +164,14 @@ class SegmentedExclusiveLower:
         return output(self.op, unflatten(shown, spec), x[0])
 
 
-@dataclass(frozen=True)
-class WindowedLift:
-    op: Monoid
-
+class WindowedLift(OfOperator):
     def __call__(self, x: Any, before: Any, starts: torch.Tensor, alone: torch.Tensor) -> Any:
         return element(self.op, x), starts
 
 
-@dataclass(frozen=True)
-class WindowedLower:
+class WindowedLower(OfOperator):
     """Of the state since the last start: alone where the flag is set, else combined with what was
     before. 16-bit floats of that are float32, and the output has the dtype that it has without."""
-
-    op: Monoid
 
     def __call__(self, state: Any, xs: Any) -> Any:
         x, before, _, alone = xs
@@ -202,62 +200,38 @@ def identity_leaf(value: Any, like: torch.Tensor) -> Any:
     return number_in(value, like.dtype)
 
 
-@dataclass(frozen=True)
-class ProductCombine:
-    ops: tuple[Monoid, ...]
-
+class ProductCombine(OfOperators):
     def __call__(self, left: Any, right: Any) -> Any:
         return tuple(op.combine(a, b) for op, a, b in zip(self.ops, left, right, strict=True))
 
 
-@dataclass(frozen=True)
-class ProductIdentity:
-    ops: tuple[Monoid, ...]
-
+class ProductIdentity(OfOperators):
     def __call__(self, *shapes: Any) -> Any:
         return tuple(identity(op, s) for op, s in zip(self.ops, shapes, strict=True))
 
 
-@dataclass(frozen=True)
-class ProductLift:
-    ops: tuple[Monoid, ...]
-
+class ProductLift(OfOperators):
     def __call__(self, *xs: Any) -> Any:
         return tuple(element(op, one_or_tuple(xs)) for op in self.ops)
 
 
-@dataclass(frozen=True)
-class ProductLower:
-    ops: tuple[Monoid, ...]
-
+class ProductLower(OfOperators):
     def __call__(self, state: Any) -> Any:
         return tuple(output(op, s) for op, s in zip(self.ops, state, strict=True))
 
 
-@dataclass(frozen=True)
-class ProductLowerOfInputs:
-    ops: tuple[Monoid, ...]
-
+class ProductLowerOfInputs(OfOperators):
     def __call__(self, state: Any, x: Any) -> Any:
         return tuple(output(op, s, x) for op, s in zip(self.ops, state, strict=True))
 
 
-@dataclass(frozen=True)
-class ReversedCombine:
-    op: Monoid
-
+class ReversedCombine(OfOperator):
     def __call__(self, left: Any, right: Any) -> Any:
         return self.op.combine(right, left)
 
 
-@dataclass(frozen=True)
-class ComposedLift:
+class ComposedLift(OfOperatorAndFunction):
     """The lift of `op` after `fn`, with the signature of `fn`."""
-
-    # Without a docstring, dataclass asks the class for its signature, and Python before 3.11.3
-    # refuses a property there.
-    op: Monoid
-    fn: Callable[..., Any]
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -267,31 +241,19 @@ class ComposedLift:
         return element(self.op, self.fn(*xs))
 
 
-@dataclass(frozen=True)
-class LiftedLowerOfInputs:
+class LiftedLowerOfInputs(OfOperatorAndFunction):
     """A lower of `op`'s own inputs, on the new ones."""
-
-    op: Monoid
-    fn: Callable[..., Any]
 
     def __call__(self, state: Any, x: Any) -> Any:
         return output(self.op, state, call_on(self.fn, x))
 
 
-@dataclass(frozen=True)
-class ComposedLower:
-    op: Monoid
-    fn: Callable[..., Any]
-
+class ComposedLower(OfOperatorAndFunction):
     def __call__(self, state: Any) -> Any:
         return self.fn(output(self.op, state))
 
 
-@dataclass(frozen=True)
-class ComposedLowerOfInputs:
-    op: Monoid
-    fn: Callable[..., Any]
-
+class ComposedLowerOfInputs(OfOperatorAndFunction):
     def __call__(self, state: Any, x: Any) -> Any:
         shown = output(self.op, state, x)
         return self.fn(shown, x) if takes_inputs(self.fn) else self.fn(shown)

@@ -158,7 +158,7 @@ class AdaptiveRankSemiseparable(nn.Module):
     ) -> tuple[Tensor, dict[str, Any]]:
         """(y, diagnostics) for x [B, L, features]; with `reverse` every sum runs from the end; with
         `offsets` [S + 1], S sequences are packed along L, and states have a leading S."""
-        require_input(x, self.output.out_features, True, weight_of(self.U))
+        require_input(x, self.output.out_features, weight_of(self.U), True)
         before = (None, None) if state is None else state
         require_pair(before, "(conv, total)", 'as diagnostics["state"]')
         offsets = checked_sequences(offsets, x)
@@ -179,7 +179,7 @@ class AdaptiveRankSemiseparable(nn.Module):
         A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
         beside an x of S rows.
         """
-        require_input(x, self.output.out_features, False, weight_of(self.U))
+        require_input(x, self.output.out_features, weight_of(self.U), False)
         before = (None, None) if state is None else state
         require_pair(before, "(conv, total)", 'as diagnostics["state"]')
         require_state(before[1], (x.shape[0], self.U.out_features), "[B, rank]", x)
@@ -192,7 +192,7 @@ class AdaptiveRankSemiseparable(nn.Module):
         self, x: Tensor, *, offsets: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Any]]:
         """The mean of the layer run from the start and run from the end; `offsets` as in a call."""
-        require_input(x, self.output.out_features, True, weight_of(self.U))
+        require_input(x, self.output.out_features, weight_of(self.U), True)
         offsets = checked_sequences(offsets, x)
         parts = self.parts(x)
         local = self.local(x, offsets=offsets)[0] + self.local(x, reverse=True, offsets=offsets)[0]

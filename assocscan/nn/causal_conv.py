@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +12,9 @@ from torch.nn import functional as F
 from ..api.flags_and_backends import flag
 from ..engines.base.shifted_leaves import sequence_of_steps
 from ..errors import ScanTypeError, ScanValueError
-from ..monoids.call_errors import checked_methods
 from ..wording import kind_of
-from .over_ranks import layer_over_ranks
-from .states import checked_sequences, of_sequences, require_input, require_sizes
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+from .recurrent_layer import RecurrentLayer, recurrent
+from .states import Run, of_sequences, require_sizes
 
 
 def halos(width: int) -> int:
@@ -26,9 +22,8 @@ def halos(width: int) -> int:
     return int(width > 1)
 
 
-@layer_over_ranks(lambda layer: halos(layer.weight.shape[1]))
-@checked_methods
-class CausalConv(nn.Module):
+@recurrent(lambda layer: halos(layer.weight.shape[1]))
+class CausalConv(RecurrentLayer[Tensor]):
     """y[t] = b + Σ_k w[k] ⊙ x[t − k], k = 0 … width − 1, one filter per channel.
 
     x [B, L, channels] → (y, state). The state [B, width − 1, channels] holds the last inputs; zeros
@@ -56,51 +51,30 @@ class CausalConv(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, width={self.weight.shape[1]}, bias={self.bias is not None}"
 
-    def forward(
-        self,
-        x: Tensor,
-        state: Tensor | None = None,
-        reverse: bool = False,
-        *,
-        group: ProcessGroup | None = None,
-        offsets: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """(y, state) for x [B, L, channels]; with `group`, x is this rank's part of a sequence;
-        with `offsets` [S + 1], S sequences are packed along L, and states have a leading S."""
-        require_input(x, self.weight.shape[0], True, self.weight)
+    def _entrance(self) -> tuple[int, Tensor]:
+        return self.weight.shape[0], self.weight
+
+    def _check_state(self, state: Any, x: Tensor, offsets: Tensor | None = None) -> None:
+        """`convolved` does."""
+
+    def _along(self, x: Tensor, state: Tensor | None, run: Run) -> tuple[Tensor, Tensor]:
         # torch's convolution is a correlation: its first weight meets the earliest input.
-        weight = self.weight.flip(1)
-        return convolved(x, weight, self.bias, state, reverse, group, offsets)
+        return convolved(x, self.weight.flip(1), self.bias, state, run)
 
-    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(y, state) for one position x [B, channels].
-
-        A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
-        beside an x of S rows.
-        """
-        require_input(x, self.weight.shape[0], False, self.weight)
-        y, state = self(x[:, None], state)
+    def _at(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        y, state = self._along(x[:, None], state, Run())
         return y[:, 0], state
 
 
 def convolved(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    state: Tensor | None,
-    reverse: bool,
-    group: ProcessGroup | None = None,
-    offsets: Tensor | None = None,
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, run: Run
 ) -> tuple[Tensor, Tensor]:
     """y[t] = bias + Σ_k weight[:, k] ⊙ x[t − width + 1 + k], and the state, as of `CausalConv`.
 
     weight: [channels, width], in torch's order: the last entry meets the latest input.
-    group: of the ranks on whose parts the sequence lies.
-    offsets: of sequences packed along L; the states then have a leading S.
     """
     channels, width = weight.shape
-    reverse = flag("reverse", reverse)
-    offsets = checked_sequences(offsets, x, group)
+    reverse, group, offsets = run
     alone = x.shape[0], width - 1, channels
     shape, names = of_sequences(offsets, alone, "[B, conv_width − 1, channels]")
     if state is not None and not isinstance(state, Tensor):

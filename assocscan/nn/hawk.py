@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ..monoids.call_errors import checked_methods
 from ..torch_state import loadable
 from .causal_conv import CausalConv
 from .norm_linear_gelu import NormLinearGELU
-from .over_ranks import headers_of, layer_over_ranks
+from .over_ranks import headers_of
+from .recurrent_layer import RecurrentLayer, recurrent
 from .rglru import RGLRU
-from .states import checked_sequences, require_input, require_pair, require_sizes, weight_of
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+from .states import Run, require_pair, require_sizes, weight_of
 
 
 @loadable
@@ -30,9 +27,8 @@ class HawkState(NamedTuple):
         return HawkState(*(t.detach() for t in self))
 
 
-@layer_over_ranks(lambda layer: headers_of(layer.conv) + headers_of(layer.recurrence))
-@checked_methods
-class Hawk(nn.Module):
+@recurrent(lambda layer: headers_of(layer.conv) + headers_of(layer.recurrence))
+class Hawk(RecurrentLayer[HawkState]):
     """The recurrent block of Hawk, with the normalisations in front of its two branches.
 
         y = W_o (GELU(W_g norm(x) + b_g) ⊙ RGLRU(conv(W_i norm(x) + b_i))) + b_o
@@ -70,34 +66,22 @@ class Hawk(nn.Module):
         self.recurrence = RGLRU(width, heads)
         self.output = nn.Linear(width, features)
 
-    def forward(
-        self,
-        x: Tensor,
-        state: HawkState | None = None,
-        reverse: bool = False,
-        *,
-        group: ProcessGroup | None = None,
-        offsets: Tensor | None = None,
-    ) -> tuple[Tensor, HawkState]:
-        """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence;
-        with `offsets` [S + 1], S sequences are packed along L, and states have a leading S."""
-        require_input(x, self.input.in_features, True, weight_of(self.input))
-        before = (None, None) if state is None else state
-        require_pair(before, "(conv, recurrence)")
-        options = {"group": group, "offsets": checked_sequences(offsets, x, group)}
-        u, conv = self.conv(self.input(self.norm(x)), before[0], reverse, **options)
-        h, recurrence = self.recurrence(u, before[1], reverse, **options)
+    def _entrance(self) -> tuple[int, Tensor | None]:
+        return self.input.in_features, weight_of(self.input)
+
+    def _check_state(self, state: Any, x: Tensor, offsets: Tensor | None = None) -> None:
+        if state is not None:
+            require_pair(state, "(conv, recurrence)")
+
+    def _along(self, x: Tensor, state: HawkState | None, run: Run) -> tuple[Tensor, HawkState]:
+        conv, recurrence = state or (None, None)
+        options = {"group": run.group, "offsets": run.offsets}
+        u, conv = self.conv(self.input(self.norm(x)), conv, run.reverse, **options)
+        h, recurrence = self.recurrence(u, recurrence, run.reverse, **options)
         return self.output(self.gate(x) * h), HawkState(conv, recurrence)
 
-    def step(self, x: Tensor, state: HawkState | None = None) -> tuple[Tensor, HawkState]:
-        """(y, state) for one position x [B, features].
-
-        A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
-        beside an x of S rows.
-        """
-        require_input(x, self.input.in_features, False, weight_of(self.input))
-        before = (None, None) if state is None else state
-        require_pair(before, "(conv, recurrence)")
-        u, conv = self.conv.step(self.input(self.norm(x)), before[0])
-        h, recurrence = self.recurrence.step(u, before[1])
+    def _at(self, x: Tensor, state: HawkState | None) -> tuple[Tensor, HawkState]:
+        conv, recurrence = state or (None, None)
+        u, conv = self.conv.step(self.input(self.norm(x)), conv)
+        h, recurrence = self.recurrence.step(u, recurrence)
         return self.output(self.gate(x) * h), HawkState(conv, recurrence)

@@ -3,32 +3,72 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..monoids.call_errors import checked_methods
-from .over_ranks import layer_over_ranks, one_header
+from .over_ranks import one_header
+from .recurrent_layer import RecurrentLayer, recurrent
 from .states import (
+    Run,
     at_least_single,
-    checked_sequences,
     recur,
     require_carry,
-    require_input,
     require_number,
     require_range,
     require_sizes,
 )
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+
+class ComplexRecurrence(RecurrentLayer[Tensor]):
+    """A layer whose states are independent complex recurrences, read by a matrix, beside a
+    parameter D [features]. _names: of the dimensions of its state, for errors."""
+
+    C: nn.Parameter  # [features, 2 · complex states]
+    D: nn.Parameter
+    _names: str
+
+    def _decay_and_drive(self, x: Tensor) -> tuple[Callable[[], Tensor], Tensor]:
+        """What makes a, and b, of h[t] = a ⊙ h[t−1] + b[t]."""
+        raise NotImplementedError
+
+    def read(self, h: Tensor, x: Tensor) -> Tensor:
+        """The outputs."""
+        raise NotImplementedError
+
+    def _entrance(self) -> tuple[int, None]:
+        return self.D.shape[0], None
+
+    def _check_state(self, state: Any, x: Tensor, offsets: Tensor | None = None) -> None:
+        require_carry(state, (x.shape[0], self.C.shape[1] // 2), self._names, x, offsets)
+
+    def _along(self, x: Tensor, state: Tensor | None, run: Run) -> tuple[Tensor, Tensor]:
+        decay, b = self._decay_and_drive(x)
+        h, last = recur(decay(), b, state, run)
+        return self.read(h, x), last
+
+    def _at(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        decay, h = self._decay_and_drive(x)
+        if state is not None:
+            h = decay() * state + h
+        return self.read(h, x), h
 
 
-@layer_over_ranks(one_header)
-@checked_methods
-class LRU(nn.Module):
+def complex_product(B: Tensor, x: Tensor) -> Tensor:
+    """The complex numbers whose real and imaginary parts, in turn, are B x."""
+    return torch.view_as_complex(F.linear(x.to(B.dtype), B).unflatten(-1, (-1, 2)))
+
+
+def real_product(C: Tensor, h: Tensor) -> Tensor:
+    """Re(C h), where C holds its real and its negated imaginary parts in turn."""
+    return F.linear(torch.view_as_real(h).flatten(-2), at_least_single(C))
+
+
+@recurrent(one_header)
+class LRU(ComplexRecurrence):
     """The linear recurrent unit, in its stable exponential parametrisation.
 
         λ = exp(−exp(ν) + i exp(θ)),   |λ| < 1 whatever ν and θ are
@@ -57,6 +97,8 @@ class LRU(nn.Module):
     arXiv 2303.06349, section 3.
     """
 
+    _names = "[B, states]"
+
     def __init__(
         self,
         features: int,
@@ -82,35 +124,8 @@ class LRU(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.D.shape[0]}, states={self.nu.shape[0]}"
 
-    def forward(
-        self,
-        x: Tensor,
-        state: Tensor | None = None,
-        reverse: bool = False,
-        *,
-        group: ProcessGroup | None = None,
-        offsets: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence;
-        with `offsets` [S + 1], S sequences are packed along L, and states have a leading S."""
-        require_input(x, self.D.shape[0], True)
-        offsets = checked_sequences(offsets, x, group)
-        require_carry(state, (x.shape[0], self.nu.shape[0]), "[B, states]", x, offsets)
-        h, last = recur(self.eigenvalues(), self.drive(x), state, reverse, group, offsets)
-        return self.read(h, x), last
-
-    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(y, state) for one position x [B, features].
-
-        A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
-        beside an x of S rows.
-        """
-        require_input(x, self.D.shape[0], False)
-        require_carry(state, (x.shape[0], self.nu.shape[0]), "[B, states]", x)
-        h = self.drive(x)
-        if state is not None:
-            h = self.eigenvalues() * state + h
-        return self.read(h, x), h
+    def _decay_and_drive(self, x: Tensor) -> tuple[Callable[[], Tensor], Tensor]:
+        return self.eigenvalues, self.drive(x)
 
     def eigenvalues(self) -> Tensor:
         """λ, complex [states]."""
@@ -120,10 +135,8 @@ class LRU(nn.Module):
     def drive(self, x: Tensor) -> Tensor:
         """exp(γ) B x, complex [..., states]."""
         scale = torch.exp(at_least_single(self.gamma)).repeat_interleave(2)
-        scaled = self.B * scale[:, None]
-        return torch.view_as_complex(F.linear(x.to(scaled.dtype), scaled).unflatten(-1, (-1, 2)))
+        return complex_product(self.B * scale[:, None], x)
 
     def read(self, h: Tensor, x: Tensor) -> Tensor:
         """Re(C h) + D x; C holds its imaginary parts negated."""
-        y = F.linear(torch.view_as_real(h).flatten(-2), at_least_single(self.C))
-        return (y + self.D * x).to(x.dtype)
+        return (real_product(self.C, h) + self.D * x).to(x.dtype)

@@ -14,16 +14,14 @@ from torch.nn import functional as F
 from ..api.flags_and_backends import flag
 from ..errors import ScanValueError
 from ..functional.selective_scan import NAMES, scan_by, scan_channels
-from ..monoids.call_errors import checked_methods
 from ..torch_state import loadable
 from .causal_conv import convolved, halos
-from .over_ranks import layer_over_ranks
+from .recurrent_layer import RecurrentLayer, recurrent
 from .rglru import inverse_softplus
 from .states import (
+    Run,
     at_least_single,
-    checked_sequences,
     of_sequences,
-    require_input,
     require_pair,
     require_sizes,
     weight_of,
@@ -47,9 +45,8 @@ class MambaState(NamedTuple):
         return MambaState(*(t.detach() for t in self))
 
 
-@layer_over_ranks(lambda layer: halos(layer.conv1d.weight.shape[2]) + 1)
-@checked_methods
-class Mamba(nn.Module):
+@recurrent(lambda layer: halos(layer.conv1d.weight.shape[2]) + 1)
+class Mamba(RecurrentLayer[MambaState]):
     """The block of Mamba: a causal convolution and a selective scan, gated by a second branch.
 
         x, z = W_in x
@@ -113,49 +110,38 @@ class Mamba(nn.Module):
         with torch.no_grad():
             self.dt_proj.bias.copy_(inverse_softplus(step.clamp(min=STEP_FLOOR)))
 
-    def forward(
-        self,
-        x: Tensor,
-        state: MambaState | None = None,
-        reverse: bool = False,
-        *,
-        group: ProcessGroup | None = None,
-        offsets: Tensor | None = None,
-    ) -> tuple[Tensor, MambaState]:
-        """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence;
-        with `offsets` [S + 1], S sequences are packed along L, and states have a leading S."""
-        require_input(x, self.in_proj.in_features, True, weight_of(self.in_proj))
-        offsets = checked_sequences(offsets, x, group)
-        before = self.entering(x, state, offsets)
-        u, z, conv = self.branches(x, before[0], reverse, group, offsets)
+    def _entrance(self) -> tuple[int, Tensor | None]:
+        return self.in_proj.in_features, weight_of(self.in_proj)
+
+    def _check_state(self, state: Any, x: Tensor, offsets: Tensor | None = None) -> None:
+        self.entering(x, state, offsets)
+
+    def _along(self, x: Tensor, state: MambaState | None, run: Run) -> tuple[Tensor, MambaState]:
+        entering, init = state or (None, None)
+        u, z, conv = self.branches(x, entering, *run)
         delta, B, C = self.selected(u)
         given = u, delta, self.decay(), B, C, self.D, z, self.dt_proj.bias
-        if group is None:
+        if run.group is None:
             y, scan = scan_channels(
-                *given, True, reverse=reverse, init=before[1], return_final=True, offsets=offsets
-            )
+                *given, True, reverse=run.reverse, init=init, return_final=True,
+                offsets=run.offsets,
+            )  # fmt: skip
         else:
-            tensors = dict(zip(NAMES, (*given, before[1], None), strict=True))
-            over_ranks = functools.partial(scan_over_ranks, group)
-            y, scan = scan_by(over_ranks, tensors, True, reverse, True)
+            tensors = dict(zip(NAMES, (*given, init, None), strict=True))
+            over_ranks = functools.partial(scan_over_ranks, run.group)
+            y, scan = scan_by(over_ranks, tensors, True, run.reverse, True)
         return self.out_proj(y), MambaState(conv, scan)
 
-    def step(self, x: Tensor, state: MambaState | None = None) -> tuple[Tensor, MambaState]:
-        """(y, state) for one position x [B, features], by torch operations.
-
-        A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
-        beside an x of S rows.
-        """
-        require_input(x, self.in_proj.in_features, False, weight_of(self.in_proj))
-        before = self.entering(x, state)
-        u, z, conv = self.branches(x[:, None], before[0], False)
+    def _at(self, x: Tensor, state: MambaState | None) -> tuple[Tensor, MambaState]:
+        entering, init = state or (None, None)
+        u, z, conv = self.branches(x[:, None], entering, False)
         delta, B, C = self.selected(u)
         A = self.decay()
         wide = torch.promote_types(u.dtype, A.dtype)
         u, z, delta, B, C = (t[:, 0].to(wide) for t in (u, z, delta, B, C))
         delta = F.softplus(delta + self.dt_proj.bias)[..., None]  # [B, width, 1]
         h = delta * u[..., None] * B[:, None]
-        h = h if before[1] is None else torch.exp(delta * A) * before[1] + h
+        h = h if init is None else torch.exp(delta * A) * init + h
         y = ((h * C[:, None]).sum(-1) + self.D * u) * F.silu(z)
         return self.out_proj(y.to(x.dtype)), MambaState(conv, h)
 
@@ -187,7 +173,7 @@ class Mamba(nn.Module):
         """u and z [B, L, width], and the state of the convolution."""
         x, z = self.in_proj(x).chunk(2, -1)
         weight, bias = self.conv1d.weight[:, 0], self.conv1d.bias
-        u, conv = convolved(x, weight, bias, state, reverse, group, offsets)
+        u, conv = convolved(x, weight, bias, state, Run(reverse, group, offsets))
         return F.silu(u), z, conv
 
     def selected(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
-from ..monoids.call_errors import checked_methods
 from ..monoids.monoid import Monoid
-from .over_ranks import layer_over_ranks, one_header
-from .states import (
-    checked_sequences,
-    require_input,
-    require_sizes,
-    require_state,
-    scan_pairs,
-    weight_of,
-)
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
+from .over_ranks import one_header
+from .recurrent_layer import RecurrentLayer, recurrent
+from .states import Run, require_sizes, require_state, scan_pairs, weight_of
 
 Pair = tuple[Tensor, Tensor]
 
@@ -51,9 +40,8 @@ _RECURRENCE = Monoid(
 )
 
 
-@layer_over_ranks(one_header)
-@checked_methods
-class MatrixLRU(nn.Module):
+@recurrent(one_header)
+class MatrixLRU(RecurrentLayer[Tensor]):
     """A recurrence whose heads mix the channels of their block at every step.
 
         [A[t] | b[t]] = softmax over each row of W_h x[t] + c_h,   A[t] size×size, b[t] size
@@ -93,36 +81,22 @@ class MatrixLRU(nn.Module):
     def extra_repr(self) -> str:
         return f"heads={self.heads}, size={self.size}"
 
-    def forward(
-        self,
-        x: Tensor,
-        state: Tensor | None = None,
-        reverse: bool = False,
-        *,
-        group: ProcessGroup | None = None,
-        offsets: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence;
-        with `offsets` [S + 1], S sequences are packed along L, and states have a leading S."""
-        require_input(x, self.output.out_features, True, weight_of(self.transition))
-        offsets = checked_sequences(offsets, x, group)
+    def _entrance(self) -> tuple[int, Tensor | None]:
+        return self.output.out_features, weight_of(self.transition)
+
+    def _check_state(self, state: Any, x: Tensor, offsets: Tensor | None = None) -> None:
         require_state(state, (x.shape[0], self.heads, self.size), "[B, heads, size]", x, offsets)
+
+    def _along(self, x: Tensor, state: Tensor | None, run: Run) -> tuple[Tensor, Tensor]:
         init = None
         if state is not None:
             init = torch.eye(self.size, dtype=state.dtype, device=state.device), state
         xs = self.elements(x)
         # Under autocast x itself may be wider than xs[1].
-        h, last = scan_pairs(_RECURRENCE, xs, xs[1].dtype, init, reverse, group, offsets=offsets)
+        h, last = scan_pairs(_RECURRENCE, xs, xs[1].dtype, init, run)
         return self.output(h.flatten(-2)), last
 
-    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(y, state) for one position x [B, features], by torch operations.
-
-        A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
-        beside an x of S rows.
-        """
-        require_input(x, self.output.out_features, False, weight_of(self.transition))
-        require_state(state, (x.shape[0], self.heads, self.size), "[B, heads, size]", x)
+    def _at(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         A, b = self.elements(x)
         wide = torch.promote_types(x.dtype, torch.float32)
         h = b.to(wide)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,14 @@ from torch.nn import functional as F
 from .. import ops
 from ..api.tensor_subclasses import overridable
 from ..errors import ScanValueError
-from ..monoids.call_errors import checked_call, checked_methods
+from ..monoids.call_errors import checked_call
 from ..monoids.leaf_checks import check_tensor
 from ..monoids.leaf_names import LeafNames
 from ..monoids.monoid import Monoid
 from .block_linear import BlockLinear
-from .over_ranks import layer_over_ranks, one_header, shares_errors
-from .states import checked_sequences, require_input, require_sizes, require_state, scan_pairs
+from .over_ranks import one_header, shares_errors
+from .recurrent_layer import RecurrentLayer, recurrent
+from .states import Run, checked_sequences, require_sizes, require_state, scan_pairs
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -119,12 +120,11 @@ def rglru(
             f"{list(x.shape)}"
         ) from None
     xs = (x, recurrence, gate, decay)
-    return scan_pairs(_RGLRU, xs, x.dtype, init, reverse, group, NAMES, offsets)
+    return scan_pairs(_RGLRU, xs, x.dtype, init, Run(reverse, group, offsets), NAMES)
 
 
-@layer_over_ranks(one_header)
-@checked_methods
-class RGLRU(nn.Module):
+@recurrent(one_header)
+class RGLRU(RecurrentLayer[Tensor]):
     """The real-gated linear recurrent unit (RG-LRU).
 
         r[t] = σ(W_a x[t] + b_a),  i[t] = σ(W_x x[t] + b_x)
@@ -161,31 +161,17 @@ class RGLRU(nn.Module):
         squared = torch.empty(width).uniform_(0.9**2, 0.999**2)
         self.decay = nn.Parameter(inverse_softplus(-0.5 * torch.log(squared) / self.C))
 
-    def forward(
-        self,
-        x: Tensor,
-        state: Tensor | None = None,
-        reverse: bool = False,
-        *,
-        group: ProcessGroup | None = None,
-        offsets: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """(h, state) for x [B, L, width]; with `group`, x is this rank's part of a sequence; with
-        `offsets` [S + 1], S sequences are packed along L, and states are [S, B, width]."""
-        require_input(x, self.decay.shape[0], True, self.gates.weight)
-        offsets = checked_sequences(offsets, x, group)
+    def _entrance(self) -> tuple[int, Tensor]:
+        return self.decay.shape[0], self.gates.weight
+
+    def _check_state(self, state: Any, x: Tensor, offsets: Tensor | None = None) -> None:
         require_state(state, (x.shape[0], x.shape[-1]), "[B, width]", x, offsets)
-        given = x, *self.gate_inputs(x), self.decays(), state, reverse
-        return rglru(*given, group=group, offsets=offsets)
 
-    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(h, state) for one position x [B, width], by torch operations.
+    def _along(self, x: Tensor, state: Tensor | None, run: Run) -> tuple[Tensor, Tensor]:
+        given = x, *self.gate_inputs(x), self.decays(), state, run.reverse
+        return rglru(*given, group=run.group, offsets=run.offsets)
 
-        A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
-        beside an x of S rows.
-        """
-        require_input(x, self.decay.shape[0], False, self.gates.weight)
-        require_state(state, (x.shape[0], x.shape[-1]), "[B, width]", x)
+    def _at(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(x.dtype, torch.float32)
         recurrence, gate = (t.to(wide) for t in self.gate_inputs(x))
         a, b = lift(x.to(wide), recurrence, gate, self.decays())

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..errors import ScanValueError
-from ..monoids.call_errors import checked_methods
-from .over_ranks import layer_over_ranks, one_header
-from .states import (
-    at_least_single,
-    checked_sequences,
-    recur,
-    require_carry,
-    require_input,
-    require_range,
-    require_sizes,
-)
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+from .lru import ComplexRecurrence, complex_product, real_product
+from .over_ranks import one_header
+from .recurrent_layer import recurrent
+from .states import at_least_single, require_range, require_sizes
 
 
 def hippo_normal(states: int) -> tuple[Tensor, Tensor]:
@@ -41,9 +30,8 @@ def hippo_normal(states: int) -> tuple[Tensor, Tensor]:
     return torch.complex(torch.full_like(frequencies, -0.5), frequencies)[half], vectors[:, half]
 
 
-@layer_over_ranks(one_header)
-@checked_methods
-class S5(nn.Module):
+@recurrent(one_header)
+class S5(ComplexRecurrence):
     """A diagonal state-space model, discretised by a zero-order hold, as one scan.
 
         λ̄ = exp(λ Δ),  B̄ = (λ̄ − 1) / λ ⊙ B
@@ -73,6 +61,8 @@ class S5(nn.Module):
     sequence modeling", arXiv 2208.04933, section 3 and appendix B.1.
     """
 
+    _names = "[B, states / 2]"
+
     def __init__(
         self, features: int, states: int, min_step: float = 0.001, max_step: float = 0.1
     ) -> None:
@@ -96,37 +86,9 @@ class S5(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.D.shape[0]}, states={2 * self.decay.shape[0]}"
 
-    def forward(
-        self,
-        x: Tensor,
-        state: Tensor | None = None,
-        reverse: bool = False,
-        *,
-        group: ProcessGroup | None = None,
-        offsets: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence;
-        with `offsets` [S + 1], S sequences are packed along L, and states have a leading S."""
-        require_input(x, self.D.shape[0], True)
-        offsets = checked_sequences(offsets, x, group)
-        require_carry(state, (x.shape[0], self.decay.shape[0]), "[B, states / 2]", x, offsets)
+    def _decay_and_drive(self, x: Tensor) -> tuple[Callable[[], Tensor], Tensor]:
         decay, scale = self.discretised()
-        h, last = recur(decay, self.drive(x, scale), state, reverse, group, offsets)
-        return self.read(h, x), last
-
-    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(y, state) for one position x [B, features].
-
-        A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
-        beside an x of S rows.
-        """
-        require_input(x, self.D.shape[0], False)
-        require_carry(state, (x.shape[0], self.decay.shape[0]), "[B, states / 2]", x)
-        decay, scale = self.discretised()
-        h = self.drive(x, scale)
-        if state is not None:
-            h = decay * state + h
-        return self.read(h, x), h
+        return lambda: decay, self.drive(x, scale)
 
     def discretised(self) -> tuple[Tensor, Tensor]:
         """λ̄ and (λ̄ − 1) / λ, complex [states / 2]."""
@@ -137,14 +99,11 @@ class S5(nn.Module):
 
     def drive(self, x: Tensor, scale: Tensor) -> Tensor:
         """B̄ x, complex [..., states / 2]."""
-        B = at_least_single(self.B)
-        driven = F.linear(x.to(B.dtype), B).unflatten(-1, (-1, 2))
-        return scale * torch.view_as_complex(driven)
+        return scale * complex_product(at_least_single(self.B), x)
 
     def read(self, h: Tensor, x: Tensor) -> Tensor:
         """2 Re(C h) + D x."""
-        y = 2 * F.linear(torch.view_as_real(h).flatten(-2), at_least_single(self.C))
-        return (y + self.D * x).to(x.dtype)
+        return (2 * real_product(self.C, h) + self.D * x).to(x.dtype)
 
 
 def _real(x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,19 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-def require_input(x: Tensor, features: int, positions: bool, weight: Tensor | None = None) -> None:
+class Run(NamedTuple):
+    """How a layer runs along L of x [B, L, features].
+
+    reverse: from the end. group: of the ranks on whose parts the sequence lies. offsets: of packed
+    sequences, checked; states then have a leading S.
+    """
+
+    reverse: bool = False
+    group: ProcessGroup | None = None
+    offsets: Tensor | None = None
+
+
+def require_input(x: Tensor, features: int, weight: Tensor | None, positions: bool) -> None:
     """Refuse an x that is not [B, L, features], or [B, features] for one position: with another
     number of dimensions the scan would run along another axis.
 
@@ -187,18 +199,16 @@ def scan_pairs(
     xs: tuple[Tensor, ...],
     dtype: torch.dtype,
     init: tuple[Tensor, Tensor] | None,
-    reverse: bool,
-    group: ProcessGroup | None = None,
+    run: Run,
     names: LeafNames = OWN,
-    offsets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """h [B, L, …] of an operator whose states are pairs (a, h), and the last state h.
 
     The state of a 16-bit layer is float32, in which the scan combines: `return_final` returns it.
 
-    dtype: that of h. group: of the ranks on whose parts the sequence lies. names: of the leaves, in
-        errors. offsets: of packed sequences, checked; the states then have a leading S.
+    dtype: that of h. names: of the leaves, in errors.
     """
+    reverse, group, offsets = run
     if group is not None:
         from .. import distributed
 
@@ -218,16 +228,9 @@ def scan_pairs(
     return h, last
 
 
-def recur(
-    a: Tensor,
-    b: Tensor,
-    state: Tensor | None,
-    reverse: bool,
-    group: ProcessGroup | None,
-    offsets: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """h [B, L, …] of a linear recurrence, and the last state; `group` and `offsets` as in
-    `scan_pairs`."""
+def recur(a: Tensor, b: Tensor, state: Tensor | None, run: Run) -> tuple[Tensor, Tensor]:
+    """h [B, L, …] of a linear recurrence, and the last state."""
+    reverse, group, offsets = run
     if group is not None:
         from .. import distributed
 

@@ -88,3 +88,9 @@ def test_samples_are_blamed_for_their_type() -> None:
         op.check(samples=states)
     zero = torch.zeros(())
     op.check((zero.long(), zero, zero), samples=states)
+
+
+@pytest.mark.parametrize("samples", [True, False])
+def test_a_flag_is_no_number_of_samples(samples: bool) -> None:
+    with pytest.raises(ScanTypeError, match=f"^samples is {samples}, expected how many states"):
+        ops.sum.check(samples=samples)

@@ -22,6 +22,7 @@ from assocscan.nn import NormLinearGELU, norm_linear_gelu
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from assocscan.nn.norm_linear_gelu import launch
+from assocscan.nn.norm_linear_gelu.checks import Operands
 from assocscan.nn.norm_linear_gelu.tiles import CANDIDATES, CHOSEN, SMALL, Tile
 
 pytestmark = pytest.mark.thinned(4)
@@ -125,7 +126,7 @@ def test_forms_of_the_kernel(form: str, features: int) -> None:
     """Every form writes every place, whatever was there; what backward needs is saved."""
     x, weight, bias, gamma, beta = (t.detach() for t in draw(37, features, 44))
     tile = FORMS[form]
-    y = launch.norm_linear_gelu(x, gamma, beta, weight, bias, 1e-5, False, tile)
+    y = launch.norm_linear_gelu(Operands(x, gamma, beta, weight, bias), 1e-5, False, tile)
     exact = wide([x, weight, bias, gamma, beta])
     torch.testing.assert_close(y.cpu().double(), loop(*exact), rtol=4e-6, atol=4e-6)
     normal, mean, rstd = launch.normalize(x, gamma, beta, 1e-5, x.dtype, save=True)

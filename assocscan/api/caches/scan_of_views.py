@@ -35,7 +35,7 @@ from ...runtime.prepared.backward_lists import (
 from ...runtime.vectors.recomputed_gradient import RecomputedGradient, SlotAndTensor
 from ...runtime.vectors.saved_carries import ALIGNMENT
 from ...torch_state import in_functorch
-from ..eager_path import separate
+from ..eager_gradient import through
 
 Options = Any  # hashable
 Plain = Callable[[Options, Sequence[Tensor]], tuple[Tensor, ...]]
@@ -226,10 +226,11 @@ class ScanOfViews:
         """`gradients` by calling the function again by `plain`, under autograd or torch.func.
         Where it is asked for, they have derivatives themselves."""
         tensors = [t for t in saved[: len(self.kinds)] if t is not None]
+        seeds = [cotangents[k] for k in self.returned]
+        if not in_functorch():
+            return through(lambda given: self.plain(self.options, given), tensors, needed, seeds)
         places = [k for k, n in enumerate(needed) if n]
-        chosen = [n for n, k in enumerate(self.returned) if cotangents[k] is not None]
-        seeds = [cotangents[self.returned[n]] for n in chosen]
-        create_graph = torch.is_grad_enabled()
+        chosen = [n for n, g in enumerate(seeds) if g is not None]
 
         def results(*wanted: Tensor) -> tuple[Tensor, ...]:
             mixed = list(tensors)
@@ -238,17 +239,8 @@ class ScanOfViews:
             found = self.plain(self.options, mixed)
             return tuple([found[n] for n in chosen])
 
-        if in_functorch():
-            _, pull = torch.func.vjp(results, *[tensors[k] for k in places])  # type: ignore[misc]
-            found = pull(tuple(seeds))
-        else:
-            leaf = separate if create_graph else detached
-            wanted = [leaf(tensors[k]) for k in places]
-            with torch.enable_grad():
-                found = torch.autograd.grad(
-                    results(*wanted), wanted, seeds, create_graph=create_graph, allow_unused=True
-                )
-        at = dict(zip(places, found, strict=True))
+        _, pull = torch.func.vjp(results, *[tensors[k] for k in places])  # type: ignore[misc]
+        at = dict(zip(places, pull(tuple(seeds[n] for n in chosen)), strict=True))
         return [at.get(k) for k in range(len(needed))]
 
     def backward_list(
@@ -285,7 +277,3 @@ class ScanOfViews:
 
 def layout_of(t: Tensor) -> ShapeAndStrides:
     return tuple(t.shape), t.stride()
-
-
-def detached(t: Tensor) -> Tensor:
-    return t.detach().requires_grad_()

@@ -38,6 +38,8 @@ def check_monoid(monoid: Monoid, like: Any, samples: Any) -> None:
 
     samples: how many random states are drawn, or a batch of states to draw from.
     """
+    if isinstance(samples, bool):
+        raise ScanTypeError(f"samples is {samples}, expected how many states to draw, or states")
     with isolated():
         if like is None:
             like = default_example(monoid)

@@ -14,6 +14,7 @@ from ...monoids.leaf_checks import check_tensor
 from ...monoids.monoid import Monoid
 from ...pytrees import flatten, leaf_paths, unflatten
 from ...testing import ErrorGrowth, reference_scan
+from ...torch_state import is_differentiable
 from ...wording import shown
 from ..associative_scan import associative_scan
 
@@ -35,7 +36,7 @@ def error_growth(
     for k in range(length.bit_length()):
         steps = slice((1 << k) // 2, 1 << k)
         wanted = [y[steps] for y in exact]
-        if not all(bool(y.isfinite().all()) for y in wanted if is_inexact(y)):
+        if not all(bool(y.isfinite().all()) for y in wanted if is_differentiable(y)):
             break
         scan, walk = (
             max(error(y[steps], w) for y, w in zip(ys, wanted, strict=True))
@@ -81,7 +82,7 @@ def drawn(like: Any, samples: Any, length: int, generator: torch.Generator) -> A
 def random_leaf(leaf: Tensor, length: int, generator: torch.Generator) -> Tensor:
     """Normal numbers, integers from 0 to 9, or bools."""
     shape = (length, *leaf.shape)
-    if is_inexact(leaf):
+    if is_differentiable(leaf):
         wide = torch.complex128 if leaf.is_complex() else torch.float64
         return torch.randn(shape, dtype=wide, generator=generator).to(leaf)
     most = 2 if leaf.dtype == torch.bool else 10
@@ -91,7 +92,7 @@ def random_leaf(leaf: Tensor, length: int, generator: torch.Generator) -> Tensor
 def error(got: Tensor, wanted: Tensor) -> float:
     """The greatest distance, relative to the greatest value; of integers 0 or infinite."""
     got = got.to(wanted.device, wanted.dtype)
-    if not is_inexact(wanted):
+    if not is_differentiable(wanted):
         return 0.0 if torch.equal(got, wanted) else math.inf
     if wanted.numel() == 0:
         return 0.0
@@ -99,10 +100,6 @@ def error(got: Tensor, wanted: Tensor) -> float:
     if not math.isfinite(distance):
         return math.inf
     return distance / size if size else (math.inf if distance else 0.0)
-
-
-def is_inexact(x: Tensor) -> bool:
-    return x.is_floating_point() or x.is_complex()
 
 
 HOOKS.error_growth = error_growth

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...api.eager_gradient import by_autograd
+from ...api.eager_gradient import through
 from ...autodiff.verify import is_derivable
 from ...cuda.windows import prepare as gpu
 from ...engines.base.commands import Slot
@@ -245,7 +245,11 @@ class Windows:
                 needed, given, lambda: self.backward_list(needed, given), falls_back=True
             )
         if found is None:
-            found = of_composition(self, *self.parts(tensors), cotangents)
+            leaves, offsets = self.parts(tensors)
+            found = through(
+                lambda given: self.composed(given, offsets), leaves, needed[: len(leaves)],
+                cotangents,
+            )  # fmt: skip
             found += [None] * self.is_packed
         return found
 
@@ -328,16 +332,3 @@ def in_one_pass(
     if entry is not None:
         entry.fill(prepared)
     return ys
-
-
-def of_composition(
-    windows: Windows, leaves: Sequence[Tensor], offsets: Tensor | None,
-    cotangents: Sequence[MaybeTensor],
-) -> list[MaybeTensor]:  # fmt: skip
-    """Gradients that can be differentiated again, or mapped."""
-    further = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # Of views, so that no gradient passes through what the leaves come from.
-        views = [t.view_as(t) if t.requires_grad else t for t in leaves]
-        ys = windows.composed(views, offsets)
-    return by_autograd(ys, cotangents, views, create_graph=further)

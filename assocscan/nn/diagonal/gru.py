@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ...monoids.call_errors import checked_methods
-from ..over_ranks import layer_over_ranks
-from ..states import require_sizes
-from .layer import Cell, Tensors, drawn_weights, headers_of_turns, position, sequences
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+from ..recurrent_layer import recurrent
+from .layer import Cell, DiagonalLayer, Tensors, headers_of_turns
 
 
 def gru_step(h: Tensor, gates: Tensors, weights: Tensors) -> Tensor:
@@ -26,12 +19,8 @@ def gru_step(h: Tensor, gates: Tensors, weights: Tensors) -> Tensor:
     return ((1 - update) * candidate + update * h).to(n.dtype)
 
 
-CELL = Cell(gru_step, 0.0)
-
-
-@layer_over_ranks(headers_of_turns)
-@checked_methods
-class DiagonalGRU(nn.Module):
+@recurrent(headers_of_turns)
+class DiagonalGRU(DiagonalLayer[Tensor]):
     """The gated recurrent unit, each channel of which sees only itself in the past.
 
         z[t] = σ(W_z x[t] + b_z + u_z ⊙ h[t−1])                 how much of h stays
@@ -69,32 +58,4 @@ class DiagonalGRU(nn.Module):
     large models.
     """
 
-    def __init__(self, features: int, width: int | None = None) -> None:
-        super().__init__()
-        width = features if width is None else width
-        require_sizes(features=features, width=width)
-        self.input = nn.Linear(features, 3 * width)
-        self.recurrent = drawn_weights(3, width)
-
-    def forward(
-        self,
-        x: Tensor,
-        state: Tensor | None = None,
-        reverse: bool = False,
-        *,
-        group: ProcessGroup | None = None,
-        offsets: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """(h, state) for x [B, L, features], from the state that a call before returned, or from
-        an empty past; with `reverse`, from the end; with `group`, x is this rank's part of a
-        sequence, and ranks run one after the other; with `offsets` [S + 1], S sequences are packed
-        along L, and states are [S, B, width]."""
-        return sequences(self, CELL, x, state, reverse, group, offsets)
-
-    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(h, state) for one position x [B, features], by torch operations.
-
-        A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
-        beside an x of S rows.
-        """
-        return position(self, CELL, x, state)
+    _cell = Cell(gru_step, 3, 0.0)

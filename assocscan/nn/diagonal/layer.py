@@ -7,35 +7,39 @@ torch operations. `nonlinear_recurrence` compiles them for `forward`; `step` cal
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ...api.flags_and_backends import flag
 from ...errors import ScanTypeError
 from ...functional.nonlinear.nonlinear_recurrence import nonlinear_recurrence
 from ...wording import kind_of
-from ..states import checked_sequences, require_input, require_state, weight_of
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+from ..recurrent_layer import RecurrentLayer
+from ..states import Run, require_sizes, require_state, weight_of
 
 Step = Callable[[Any, Any, Any], Any]
 Tensors = tuple[Tensor, ...]
+State = TypeVar("State")
 
 
 class Cell(NamedTuple):
     """What sets one layer apart from another.
 
-    step: of one channel. empty: the state of an empty past, a number or a tuple of numbers.
-    names: of the parts of the state, the first of which is the output; none where the state is one
-        tensor, the output.
+    step: of one channel. gates: how many enter it, each with a recurrent weight.
+    empty: the state of an empty past, a number or a tuple of numbers.
+    state: the class of a state of several parts, the first of which is the output; None where the
+        state is one tensor, the output.
     """
 
     step: Step
+    gates: int
     empty: Any
-    names: tuple[str, ...] = ()
+    state: Any = None
+
+    def returned(self, state: Any) -> Any:
+        """The state as the layer returns it."""
+        return state if self.state is None else self.state(*state)
 
 
 def hidden(state: Tensors) -> Tensor:
@@ -43,38 +47,54 @@ def hidden(state: Tensors) -> Tensor:
     return state[0]
 
 
-def drawn_weights(gates: int, width: int) -> nn.Parameter:
-    """Recurrent weights [gates, width], drawn uniformly between −1 and 1.
+class DiagonalLayer(RecurrentLayer[State]):
+    """A layer with one recurrent weight per channel and gate: `input`, an nn.Linear from the
+    features to the gates, and `recurrent` [gates, width]."""
 
-    What they add to a gate then varies as much as in a layer with matrices [width, width] drawn
-    between ±1/√width, such as torch.nn.GRU.
-    """
-    return nn.Parameter(torch.empty(gates, width).uniform_(-1, 1))
+    _cell: Cell
 
+    def __init__(self, features: int, width: int | None = None) -> None:
+        super().__init__()
+        width = features if width is None else width
+        require_sizes(features=features, width=width)
+        gates = self._cell.gates
+        self.input = nn.Linear(features, gates * width)
+        # What they add to a gate then varies as much as in a layer with matrices [width, width]
+        # drawn between ±1/√width, such as torch.nn.GRU.
+        self.recurrent = nn.Parameter(torch.empty(gates, width).uniform_(-1, 1))
 
-def checked_arguments(
-    layer: Any,
-    names: Sequence[str],
-    x: Tensor,
-    state: object,
-    positions: bool,
-    group: ProcessGroup | None = None,
-    offsets: Tensor | None = None,
-) -> Tensor | None:
-    """The offsets, checked like x [B, L, features] (or [B, features], one position) and the state.
+    def _entrance(self) -> tuple[int, Tensor | None]:
+        return self.input.in_features, weight_of(self.input)
 
-    layer: with an nn.Linear `input` and weights `recurrent` [k, width].
-    names: of the parts of the state, which is a tuple; none where it is one tensor.
-    """
-    require_input(x, layer.input.in_features, positions, weight_of(layer.input))
-    offsets = checked_sequences(offsets, x, group)
-    shape = x.shape[0], layer.recurrent.shape[1]
-    if not names:
-        require_state(state, shape, "[B, width]", x, offsets)
-    elif state is not None:
-        for name, part in zip(names, require_parts(state, names), strict=True):
-            require_state(part, shape, "[B, width]", x, offsets, f"state.{name}")
-    return offsets
+    def _check_state(self, state: Any, x: Tensor, offsets: Tensor | None = None) -> None:
+        shape = x.shape[0], self.recurrent.shape[1]
+        if self._cell.state is None:
+            require_state(state, shape, "[B, width]", x, offsets)
+        elif state is not None:
+            names = self._cell.state._fields
+            for name, part in zip(names, require_parts(state, names), strict=True):
+                require_state(part, shape, "[B, width]", x, offsets, f"state.{name}")
+
+    def _along(self, x: Tensor, state: Any, run: Run) -> tuple[Tensor, State]:
+        cell = self._cell
+        if state is None:
+            state = cell.empty
+        elif cell.state is not None:
+            state = tuple(state)
+        y, last = along(cell, self.input(x), self.recurrent, state, run)
+        return y, cell.returned(last)
+
+    def _at(self, x: Tensor, state: Any) -> tuple[Tensor, State]:
+        cell = self._cell
+        entering = self.input(x)
+        gates, weights = widened(entering, self.recurrent)
+        if state is None and cell.state is not None:
+            state = tuple([torch.full_like(gates[0], number) for number in cell.empty])
+        elif state is None:
+            state = torch.full_like(gates[0], cell.empty)
+        state = cell.step(state, gates, weights)
+        h = state if cell.state is None else hidden(state)
+        return h.to(entering.dtype), cell.returned(state)
 
 
 def require_parts(state: object, names: Sequence[str]) -> tuple[object, ...]:
@@ -89,40 +109,6 @@ def require_parts(state: object, names: Sequence[str]) -> tuple[object, ...]:
     return state
 
 
-def sequences(
-    layer: Any,
-    cell: Cell,
-    x: Tensor,
-    state: Any,
-    reverse: bool,
-    group: ProcessGroup | None,
-    offsets: Tensor | None,
-) -> tuple[Tensor, Any]:
-    """The outputs [B, L, width] of a layer and its last state, for x [B, L, features]."""
-    offsets = checked_arguments(layer, cell.names, x, state, True, group, offsets)
-    if state is None:
-        state = cell.empty
-    elif cell.names:
-        state = tuple(state)
-    lower = hidden if cell.names else None
-    gates = layer.input(x)
-    return along(cell.step, lower, gates, layer.recurrent, state, reverse, group, offsets)
-
-
-def position(layer: Any, cell: Cell, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-    """The output of a layer and its state for one position x [B, features], by torch operations."""
-    checked_arguments(layer, cell.names, x, state, False)
-    entering = layer.input(x)
-    gates, weights = widened(entering, layer.recurrent)
-    if state is None and cell.names:
-        state = tuple([torch.full_like(gates[0], number) for number in cell.empty])
-    elif state is None:
-        state = torch.full_like(gates[0], cell.empty)
-    state = cell.step(state, gates, weights)
-    h = hidden(state) if cell.names else state
-    return h.to(entering.dtype), state
-
-
 def headers_of_turns(layer: object) -> int:
     """How many headers ranks that take turns exchange."""
     from ...distributed.pipeline import HEADERS
@@ -130,36 +116,26 @@ def headers_of_turns(layer: object) -> int:
     return HEADERS
 
 
-def along(
-    step: Step,
-    lower: Callable[[Any], Any] | None,
-    gates: Tensor,
-    weights: Tensor,
-    state: Any,
-    reverse: bool,
-    group: ProcessGroup | None,
-    offsets: Tensor | None,
-) -> tuple[Tensor, Any]:
+def along(cell: Cell, gates: Tensor, weights: Tensor, state: Any, run: Run) -> tuple[Tensor, Any]:
     """The outputs [B, L, width] and the last state, for gates [B, L, k · width] and recurrent
-    weights [k, width].
+    weights [k, width]. Ranks of a group run one after the other.
 
-    state: a number or a tensor, or a tuple of them. group: of the ranks on whose parts the sequence
-        lies, which run one after the other.
+    state: a number or a tensor, or a tuple of them.
     """
-    reverse = flag("reverse", reverse)
 
-    def run(state: Any) -> tuple[Tensor, Any]:
+    def walk(state: Any) -> tuple[Tensor, Any]:
         found: tuple[Tensor, Any] = nonlinear_recurrence(
-            step, gates.chunk(weights.shape[0], -1), state, params=weights.unbind(), lower=lower,
-            reverse=reverse, return_final=True, offsets=offsets,
+            cell.step, gates.chunk(cell.gates, -1), state, params=weights.unbind(),
+            lower=None if cell.state is None else hidden, reverse=run.reverse, return_final=True,
+            offsets=run.offsets,
         )  # fmt: skip
         return found
 
-    if group is None:
-        return run(state)
+    if run.group is None:
+        return walk(state)
     from ...distributed.pipeline import pipeline
 
-    name = step.__name__.removesuffix("_step")
+    name = cell.step.__name__.removesuffix("_step")
     shape = gates.shape[0], weights.shape[1]
     wide = torch.promote_types(gates.dtype, torch.float32)
     parts = state if isinstance(state, tuple) else (state,)
@@ -172,11 +148,13 @@ def along(
 
     def run_part(entering: list[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
         if isinstance(state, tuple):
-            return run(tuple(entering))
-        y, last = run(entering[0])
+            return walk(tuple(entering))
+        y, last = walk(entering[0])
         return y, [last]
 
-    y, last = pipeline(f"the layer of {name!r}", run_part, whole, [gates, weights], reverse, group)
+    y, last = pipeline(
+        f"the layer of {name!r}", run_part, whole, [gates, weights], run.reverse, run.group
+    )
     return y, tuple(last) if isinstance(state, tuple) else last[0]
 
 

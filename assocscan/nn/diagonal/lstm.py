@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ...monoids.call_errors import checked_methods
 from ...torch_state import loadable
-from ..over_ranks import layer_over_ranks
-from ..states import require_sizes
-from .layer import Cell, Tensors, drawn_weights, headers_of_turns, position, sequences
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+from ..recurrent_layer import recurrent
+from .layer import Cell, DiagonalLayer, Tensors, headers_of_turns
 
 FORGET_BIAS = 1.0  # so that cells keep what they hold before they have learnt what to forget
 
@@ -40,12 +35,8 @@ def lstm_step(state: Tensors, gates: Tensors, weights: Tensors) -> Tensors:
     return h.to(gates[0].dtype), c.to(gates[0].dtype)
 
 
-CELL = Cell(lstm_step, (0.0, 0.0), LSTMState._fields)
-
-
-@layer_over_ranks(headers_of_turns)
-@checked_methods
-class DiagonalLSTM(nn.Module):
+@recurrent(headers_of_turns)
+class DiagonalLSTM(DiagonalLayer[LSTMState]):
     """The long short-term memory, each channel of which sees only itself in the past.
 
         i[t] = σ(W_i x[t] + b_i + u_i ⊙ h[t−1])                 the input gate
@@ -83,36 +74,10 @@ class DiagonalLSTM(nn.Module):
     arXiv 1803.04831, for one recurrent weight per channel.
     """
 
+    _cell = Cell(lstm_step, 4, (0.0, 0.0), LSTMState)
+
     def __init__(self, features: int, width: int | None = None) -> None:
-        super().__init__()
-        width = features if width is None else width
-        require_sizes(features=features, width=width)
-        self.input = nn.Linear(features, 4 * width)
-        self.recurrent = drawn_weights(4, width)
+        super().__init__(features, width)
+        width = self.recurrent.shape[1]
         with torch.no_grad():
             self.input.bias[width : 2 * width] = FORGET_BIAS
-
-    def forward(
-        self,
-        x: Tensor,
-        state: LSTMState | None = None,
-        reverse: bool = False,
-        *,
-        group: ProcessGroup | None = None,
-        offsets: Tensor | None = None,
-    ) -> tuple[Tensor, LSTMState]:
-        """(h, state) for x [B, L, features], from the state that a call before returned, or from
-        an empty past; with `reverse`, from the end; with `group`, x is this rank's part of a
-        sequence, and ranks run one after the other; with `offsets` [S + 1], S sequences are packed
-        along L, and states are [S, B, width]."""
-        h, last = sequences(self, CELL, x, state, reverse, group, offsets)
-        return h, LSTMState(*last)
-
-    def step(self, x: Tensor, state: LSTMState | None = None) -> tuple[Tensor, LSTMState]:
-        """(h, state) for one position x [B, features], by torch operations.
-
-        A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
-        beside an x of S rows.
-        """
-        h, last = position(self, CELL, x, state)
-        return h, LSTMState(*last)

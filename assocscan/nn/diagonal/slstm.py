@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from ...monoids.call_errors import checked_methods
 from ...torch_state import loadable
-from ..over_ranks import layer_over_ranks
-from ..states import require_sizes
-from .layer import Cell, Tensors, drawn_weights, headers_of_turns, position, sequences
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+from ..recurrent_layer import recurrent
+from .layer import Cell, DiagonalLayer, Tensors, headers_of_turns
 
 # m where nothing was stored: log 0, finite so that a product with a derivative of 0 is 0.
 NOTHING = -1e30
@@ -53,12 +48,8 @@ def slstm_step(state: Tensors, gates: Tensors, weights: Tensors) -> Tensors:
     return h.to(dtype), c.to(dtype), n.to(dtype), m
 
 
-CELL = Cell(slstm_step, (0.0, 0.0, 0.0, NOTHING), SLSTMState._fields)
-
-
-@layer_over_ranks(headers_of_turns)
-@checked_methods
-class DiagonalSLSTM(nn.Module):
+@recurrent(headers_of_turns)
+class DiagonalSLSTM(DiagonalLayer[SLSTMState]):
     """The sLSTM of xLSTM: an exponential input gate, a memory divided by the sum of its weights.
 
         ĩ[t], f̃[t], z̃[t], õ[t] = W x[t] + b + u ⊙ h[t−1]        of each gate, its own W, b and u
@@ -99,36 +90,10 @@ class DiagonalSLSTM(nn.Module):
     per channel, where the paper has a matrix per head.
     """
 
+    _cell = Cell(slstm_step, 4, (0.0, 0.0, 0.0, NOTHING), SLSTMState)
+
     def __init__(self, features: int, width: int | None = None) -> None:
-        super().__init__()
-        width = features if width is None else width
-        require_sizes(features=features, width=width)
-        self.input = nn.Linear(features, 4 * width)
-        self.recurrent = drawn_weights(4, width)
+        super().__init__(features, width)
+        width = self.recurrent.shape[1]
         with torch.no_grad():
             self.input.bias[width : 2 * width] = torch.linspace(*FORGET_BIASES, width)
-
-    def forward(
-        self,
-        x: Tensor,
-        state: SLSTMState | None = None,
-        reverse: bool = False,
-        *,
-        group: ProcessGroup | None = None,
-        offsets: Tensor | None = None,
-    ) -> tuple[Tensor, SLSTMState]:
-        """(h, state) for x [B, L, features], from the state that a call before returned, or from
-        an empty past; with `reverse`, from the end; with `group`, x is this rank's part of a
-        sequence, and ranks run one after the other; with `offsets` [S + 1], S sequences are packed
-        along L, and states are [S, B, width]."""
-        h, last = sequences(self, CELL, x, state, reverse, group, offsets)
-        return h, SLSTMState(*last)
-
-    def step(self, x: Tensor, state: SLSTMState | None = None) -> tuple[Tensor, SLSTMState]:
-        """(h, state) for one position x [B, features], by torch operations.
-
-        A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
-        beside an x of S rows.
-        """
-        h, last = position(self, CELL, x, state)
-        return h, SLSTMState(*last)

@@ -3,6 +3,8 @@ and strides of x and weight say, and the operation may be called with anything."
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,19 @@ from ...runtime.operation_checks import require_memory
 
 OPERATION = "torch.ops.assocscan.linear_gelu"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class Operands(NamedTuple):
+    """The tensors of y = GELU(LayerNorm(x) Wᵀ + b); LayerNorm has no γ and β where they are None.
+
+    x [..., in], gamma and beta [in], weight [out, in], bias [out].
+    """
+
+    x: Tensor
+    gamma: Tensor | None
+    beta: Tensor | None
+    weight: Tensor
+    bias: Tensor | None
 
 
 def check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:

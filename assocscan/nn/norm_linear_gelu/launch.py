@@ -20,7 +20,7 @@ from ...engines.base.device_properties import processors, shared_memory
 from ...engines.triton import loader as triton_loader
 from ...engines.triton.prepare import described_kernel
 from ...engines.triton.tiles import power_of_two
-from .checks import check, check_shapes
+from .checks import Operands, check, check_shapes
 from .tiles import INTERPRETED, Tile, choose
 
 _LIBRARY = torch.library.Library("assocscan", "FRAGMENT")
@@ -56,22 +56,16 @@ def precision(dtype: torch.dtype) -> str:
 
 
 def norm_linear_gelu(
-    x: Tensor,
-    gamma: Tensor | None,
-    beta: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-    tanh: bool,
-    tile: Tile | None = None,
+    operands: Operands, eps: float, tanh: bool, tile: Tile | None = None
 ) -> Tensor:
     """y [M, N] for x [M, K] and weight [N, K], of which backward will not be asked."""
+    x, gamma, beta, weight, bias = operands
     tile = tile_for(x.shape[0], weight.dtype.itemsize, x.device) if tile is None else tile
     if tile.staged:
         x = normalize(x, gamma, beta, eps, weight.dtype)[0]
         return linear_gelu(x, weight, bias, tanh, tile=tile)[0]
     y = x.new_empty((x.shape[0], weight.shape[0]), dtype=weight.dtype)
-    launch(tile, x, gamma, beta, weight, bias, y, None, eps, tanh)
+    launch(tile, operands, y, None, eps, tanh)
     return y
 
 
@@ -84,7 +78,7 @@ def linear_gelu(
     tile = tile if tile.staged else tile._replace(staged=True)
     y = x.new_empty((x.shape[0], weight.shape[0]), dtype=weight.dtype)
     z = torch.empty_like(y) if save else None
-    launch(tile, x, None, None, weight, bias, y, z, 0.0, tanh)
+    launch(tile, Operands(x, None, None, weight, bias), y, z, 0.0, tanh)
     return y, z
 
 
@@ -129,18 +123,10 @@ def contiguous(t: Tensor | None) -> Tensor | None:
 
 
 def launch(
-    tile: Tile,
-    x: Tensor,
-    gamma: Tensor | None,
-    beta: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    y: Tensor,
-    z: Tensor | None,
-    eps: float,
-    tanh: bool,
+    tile: Tile, operands: Operands, y: Tensor, z: Tensor | None, eps: float, tanh: bool
 ) -> None:
     """Run the product on x, which is x̂ already where the tile is staged."""
+    x, gamma, beta, weight, bias = operands
     (M, K), N = x.shape, weight.shape[0]
     x, weight = of_unit_stride(x), of_unit_stride(weight)
     tensors = (x, contiguous(gamma), contiguous(beta), weight, contiguous(bias), y, z)

@@ -26,9 +26,9 @@ from ...torch_state import (
 )
 from ...wording import shown
 from ..states import require_number, require_sizes
+from .checks import DTYPES, Operands
 from .tiles import Tile, check_tile
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 BACKENDS = ("auto", "triton", "torch")
 HAS_TRITON = triton_loader.is_installed()
 # The fused calls that were made, by all of their arguments but the tensors; None for those that the
@@ -87,20 +87,20 @@ def norm_linear_gelu(
         weight = weight.to(torch.get_autocast_dtype(x.device.type))
     elif x.dtype != weight.dtype:
         raise ScanTypeError(f"x is {x.dtype} and weight {weight.dtype}; cast one of them")
-    parameters = (norm_weight, norm_bias, weight, bias)
+    operands = Operands(x, norm_weight, norm_bias, weight, bias)
     reason = why_not_fused(x, weight)
     if backend == "triton" and reason is not None:
         raise BackendError(f"the fused LayerNorm, Linear and GELU cannot run: {reason}")
     by_torch = reason is not None or (backend == "auto" and not x.is_cuda)
     if backend == "torch" or by_torch or 0 in (x.numel(), weight.numel()):
-        return unfused(x, *parameters, eps, approximate)
+        return unfused(operands, eps, approximate)
     if x.dim() == 2:
-        y = fused(x, *parameters, eps, approximate, tile)
+        y = fused(operands, eps, approximate, tile)
     else:
-        y = fused(x.reshape(-1, x.shape[-1]), *parameters, eps, approximate, tile)
-        y = y.reshape(*x.shape[:-1], weight.shape[0])
+        rows = Operands(x.reshape(-1, x.shape[-1]), *operands[1:])
+        y = fused(rows, eps, approximate, tile).reshape(*x.shape[:-1], weight.shape[0])
     if not torch.compiler.is_compiling():
-        repeated(key, x, *parameters, eps, approximate, backend, tile)
+        repeated(key, operands, eps, approximate, backend, tile)
     return y
 
 
@@ -117,16 +117,16 @@ def call_key(
 
 
 def repeated(
-    key: Any, x: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None, weight: Tensor,
-    bias: Tensor | None, eps: float, approximate: str, backend: str, tile: Tile | None,
-) -> None:  # fmt: skip
+    key: Any, tensors: Operands, eps: float, approximate: str, backend: str, tile: Tile | None
+) -> None:
     """Count a fused call. From its second time on, the C++ runner is given it."""
-    tensors = x, norm_weight, norm_bias, weight, bias
     if any(t is not None and type(t) not in (Tensor, nn.Parameter) for t in tensors):
         return
-    if needs_dispatcher() or torch.is_autocast_enabled(x.device.type):
+    if needs_dispatcher() or torch.is_autocast_enabled(tensors.x.device.type):
         return
-    key = key or call_key(weight, bias, norm_weight, norm_bias, eps, approximate, backend, tile)
+    if key is None:
+        _, gamma, beta, weight, bias = tensors
+        key = call_key(weight, bias, gamma, beta, eps, approximate, backend, tile)
     if key not in _calls:
         if len(_calls) >= MOST_CALLS:
             _calls.clear()
@@ -265,46 +265,30 @@ def why_not_fused(x: Tensor, weight: Tensor) -> str | None:
     return None
 
 
-def unfused(
-    x: Tensor,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-    approximate: str,
-) -> Tensor:
+def unfused(operands: Operands, eps: float, approximate: str) -> Tensor:
     """The same by torch's operations."""
-    normal = F.layer_norm(x, x.shape[-1:], norm_weight, norm_bias, eps)
+    x, gamma, beta, weight, bias = operands
+    normal = F.layer_norm(x, x.shape[-1:], gamma, beta, eps)
     bias = None if bias is None else bias.to(weight.dtype)
     return F.gelu(F.linear(normal.to(weight.dtype), weight, bias), approximate=approximate)
 
 
-def fused(
-    x: Tensor,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-    approximate: str,
-    tile: Tile | None = None,
-) -> Tensor:
+def fused(operands: Operands, eps: float, approximate: str, tile: Tile | None) -> Tensor:
     """The same by Triton kernels, for x [M, in]."""
     from . import launch  # it defines the operator
 
-    tensors = (x, norm_weight, norm_bias, weight, bias)
-    needs = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    if torch.compiler.is_compiling() or needs_dispatcher() or has_own_dispatch(tensors):
+    x, gamma, beta, weight, bias = operands
+    needs = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
+    if torch.compiler.is_compiling() or needs_dispatcher() or has_own_dispatch(operands):
         # Somebody looks at operations: of LayerNorm, compilers make a better kernel than ours.
-        normal = F.layer_norm(x, x.shape[1:], norm_weight, norm_bias, eps).to(weight.dtype)
+        normal = F.layer_norm(x, x.shape[1:], gamma, beta, eps).to(weight.dtype)
         y: Tensor = torch.ops.assocscan.linear_gelu(
             normal, weight, bias, approximate == "tanh", needs
         )[0]
         return y
     if needs:
-        return recorded(*tensors, eps, approximate, tile)
-    return launch.norm_linear_gelu(*tensors, eps, approximate == "tanh", tile)
+        return recorded(operands, eps, approximate, tile)
+    return launch.norm_linear_gelu(operands, eps, approximate == "tanh", tile)
 
 
 class Known(TorchDispatchMode):
@@ -324,24 +308,16 @@ class Known(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def recorded(
-    x: Tensor,
-    gamma: Tensor | None,
-    beta: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-    approximate: str,
-    tile: Tile | None = None,
-) -> Tensor:
+def recorded(operands: Operands, eps: float, approximate: str, tile: Tile | None) -> Tensor:
     """By the kernels, with the gradients of `unfused`.
 
     Its operations are recorded with the kernels' results: so backward never enters Python, and has
     derivatives itself.
     """
+    x, gamma, beta, weight, bias = operands
     if torch.is_autocast_enabled(x.device.type):
         with without_autocast(x.device.type):
-            return recorded(x, gamma, beta, weight, bias, eps, approximate, tile)
+            return recorded(operands, eps, approximate, tile)
     from . import launch
 
     aten, shape = torch.ops.aten, x.shape[1:]

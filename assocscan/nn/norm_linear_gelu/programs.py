@@ -26,6 +26,7 @@ from ...engines.base.commands import (
 )
 from ...engines.base.scan_spec import MaybeTensor
 from ...runtime.native import runner
+from .checks import Operands
 from .launch import (
     Kind,
     kinds_of,
@@ -38,7 +39,7 @@ from .tiles import Tile
 
 aten = torch.ops.aten
 NODE = "NormLinearGELUBackward"
-NAMES = ("x", "gamma", "beta", "weight", "bias")
+NAMES = Operands._fields
 Unfused = Callable[..., Tensor]
 
 
@@ -87,10 +88,9 @@ class Commands:
         )  # fmt: skip
 
 
-def is_simple(tensors: Sequence[MaybeTensor]) -> bool:
+def is_simple(tensors: Operands) -> bool:
     """Whether the kernels take the tensors as they lie: one dtype, aligned, in order."""
     x, gamma, beta, weight, bias = tensors
-    assert x is not None and weight is not None
     if any(t is not None and t.dtype != x.dtype for t in tensors):
         return False
     if any(kind is not None and not kind[1] for kind in kinds_of(tensors)):
@@ -99,8 +99,8 @@ def is_simple(tensors: Sequence[MaybeTensor]) -> bool:
     return vectors and weight.stride(1) == 1 and x.is_contiguous()
 
 
-def tell(function: Calls, layer: Layer, tensors: Sequence[MaybeTensor]) -> None:
-    """Have the runner answer such calls from now on, if it can. tensors: as in NAMES."""
+def tell(function: Calls, layer: Layer, tensors: Operands) -> None:
+    """Have the runner answer such calls from now on, if it can."""
     if not is_simple(tensors):
         return
     given = [t for t in tensors if t is not None]
@@ -108,8 +108,7 @@ def tell(function: Calls, layer: Layer, tensors: Sequence[MaybeTensor]) -> None:
     for name, t in zip(NAMES, tensors, strict=True):
         if t is not None:
             slots[name] = len(slots)
-    x, weight = given[0], tensors[3]
-    assert weight is not None
+    x, weight = tensors.x, tensors.weight
     needed = {name for name, t in zip(NAMES, tensors, strict=True)
               if t is not None and t.requires_grad and torch.is_grad_enabled()}  # fmt: skip
     rows = x.shape[:-1]
@@ -281,6 +280,9 @@ def differentiable(
     tensors = dict(zip(recording.tensors, saved, strict=False))
     views = {name: t.view_as(t) for name, t in tensors.items() if t is not None}
     layer = recording.layer
-    y = layer.unfused(*[views.get(name) for name in NAMES], layer.eps, layer.approximate)
+    operands = Operands(
+        views["x"], views.get("gamma"), views.get("beta"), views["weight"], views.get("bias")
+    )
+    y = layer.unfused(operands, layer.eps, layer.approximate)
     found = torch.autograd.grad(y, [views[n] for n in wanted], cotangent, create_graph=True)
     return dict(zip(wanted, found, strict=True))

@@ -14,6 +14,7 @@ from assocscan import ops
 from assocscan.engines.triton import loader as triton_loader
 from assocscan.functional.recurrence import linear_recurrence
 from assocscan.nn import norm_linear_gelu, rglru
+from assocscan.nn.norm_linear_gelu.checks import Operands
 from assocscan.nn.norm_linear_gelu.layer import unfused
 
 from ..cases import ENGINE, OTHER, OURS, TORCH, Case, Contender, contender, passes_of
@@ -50,7 +51,8 @@ def operands(settings: Settings, rows: int, dtype: torch.dtype) -> tuple[Tensor,
     return x, gamma, beta, weight, settings.random((outputs,), dtype)
 
 
-eager = functools.partial(unfused, eps=1e-5, approximate="none")
+def eager(*t: Tensor) -> Tensor:
+    return unfused(Operands(*t), 1e-5, "none")
 
 
 def ours(*t: Tensor) -> Tensor:
@@ -170,7 +172,8 @@ def candidates(dtype: torch.dtype) -> dict[str, Callable[..., Any]]:
         for flag in ("staged", "persistent", "tma_store"):
             name += f" {flag}" if getattr(tile, flag) else ""
         name += " pointers" if tile.staged and not tile.tma_load else ""
-        found[name] = functools.partial(launch.norm_linear_gelu, eps=1e-5, tanh=False, tile=tile)
+        kernel = functools.partial(launch.norm_linear_gelu, eps=1e-5, tanh=False, tile=tile)
+        found[name] = lambda *t, kernel=kernel: kernel(Operands(*t))
     return found
 
 
