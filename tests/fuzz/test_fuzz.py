@@ -1,4 +1,4 @@
-"""A short run of `python tests/fuzz`; the long one is by hand."""
+"""Short runs of `python tests/fuzz` and `tests/fuzz/calls.py`; the long ones are by hand."""
 
 import os
 import shutil
@@ -23,6 +23,15 @@ def test_random_faults(part: str) -> None:
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
     assert run.stdout.startswith(f"{part}: 20 cases, 0 failures\n")
+
+
+@pytest.mark.slow
+def test_random_calls() -> None:
+    """Of the public functions; on a GPU, where there is one."""
+    command = [sys.executable, str(Path(__file__).parent / "calls.py"), "--seconds", "5"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
+    assert run.stdout.startswith("seed 0: ")
 
 
 @pytest.mark.slow

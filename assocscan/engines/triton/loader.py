@@ -18,11 +18,15 @@ from typing import Any
 
 from ...caching.load_once import Once
 from ...errors import BackendError
+from . import lane_promises
 
 _LOADED: dict[str, Any] = {}
 _ONCE = Once(_LOADED)
 # A path beneath a file cannot exist: nothing else can be read in the place of a module.
 _FOLDER = __file__
+# The first line of every module. Triton's key of a kernel that it keeps on the disk has the number
+# of the line where the function begins: this line keeps out what was compiled with promises.
+_FIRST_LINE = "# Compiled without promises about lanes (lane_promises.py).\n"
 
 
 @functools.cache
@@ -40,7 +44,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     """Run a kernel through Triton's launcher, which compiles it at first; the compiled kernel, or
     None from the interpreter."""
     if not is_interpreting():
-        return kernel[grid](*arguments, **options)
+        with lane_promises.mended():
+            return kernel[grid](*arguments, **options)
     from . import interpreter as triton_interpreter
 
     with triton_interpreter.corrected():
@@ -73,6 +78,7 @@ class SourceLoader(importlib.abc.InspectLoader):
 
 def module_of(source: str) -> types.ModuleType:
     """The module of a generated source."""
+    source = _FIRST_LINE + source
     key = hashlib.sha256(source.encode()).hexdigest()[:32]
     name, path = f"assocscan_triton_{key}", os.path.join(_FOLDER, f"{key}.py")
     loader = SourceLoader(source, path)
