@@ -439,6 +439,7 @@ def compile_for(target: str, tile: Tile, dtype: str, save: bool) -> tuple[int, i
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    from assocscan.engines.triton.corrections import lane_promises
     from assocscan.nn.norm_linear_gelu.kernels import norm_linear_gelu_kernel as kernel
 
     hopper = target == "sm_90"
@@ -470,7 +471,8 @@ def compile_for(target: str, tile: Tile, dtype: str, save: bool) -> tuple[int, i
     )
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     options["enable_fp_fusion"] = True
-    binary = compile(source, target=GPUTarget(*TARGETS[target]), options=options).asm
+    with lane_promises.mended():  # Triton keeps what is compiled here
+        binary = compile(source, target=GPUTarget(*TARGETS[target]), options=options).asm
     return resource_usage(binary["cubin"])
 
 

@@ -21,6 +21,7 @@ from assocscan import ops
 from assocscan.engines.base.commands import Launch
 from assocscan.engines.base.executable import Executable
 from assocscan.engines.base.scan_spec import ScanSpec, TensorSpec
+from assocscan.engines.triton.corrections import lane_promises
 from assocscan.engines.triton.matrix import prepare as matrix_scan
 from assocscan.engines.triton.prepare import LoadedKernel, float_options
 
@@ -43,7 +44,8 @@ def compiled(loaded: LoadedKernel, given: list[torch.dtype], target: GPUTarget) 
         attrs=attributes,
     )
     options = {"num_warps": loaded.kernel.tile.warps, **float_options("cpu", False)}
-    return triton.compile(source, target=target, options=options)
+    with lane_promises.mended():  # Triton keeps what is compiled here
+        return triton.compile(source, target=target, options=options)
 
 
 def spilled(kernel: Any) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 
 from ...caching.load_once import Once
 from ...errors import BackendError
-from . import lane_promises
+from .corrections import lane_promises
 
 _LOADED: dict[str, Any] = {}
 _ONCE = Once(_LOADED)
@@ -26,7 +26,7 @@ _ONCE = Once(_LOADED)
 _FOLDER = __file__
 # The first line of every module. Triton's key of a kernel that it keeps on the disk has the number
 # of the line where the function begins: this line keeps out what was compiled with promises.
-_FIRST_LINE = "# Compiled without promises about lanes (lane_promises.py).\n"
+FIRST_LINE = "# Compiled without promises about lanes (corrections/lane_promises.py).\n"
 
 
 @functools.cache
@@ -46,7 +46,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     if not is_interpreting():
         with lane_promises.mended():
             return kernel[grid](*arguments, **options)
-    from . import interpreter as triton_interpreter
+    from .corrections import interpreter as triton_interpreter
 
     with triton_interpreter.corrected():
         return kernel[grid](*arguments, **options)
@@ -78,7 +78,7 @@ class SourceLoader(importlib.abc.InspectLoader):
 
 def module_of(source: str) -> types.ModuleType:
     """The module of a generated source."""
-    source = _FIRST_LINE + source
+    source = FIRST_LINE + source
     key = hashlib.sha256(source.encode()).hexdigest()[:32]
     name, path = f"assocscan_triton_{key}", os.path.join(_FOLDER, f"{key}.py")
     loader = SourceLoader(source, path)

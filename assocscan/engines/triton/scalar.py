@@ -17,7 +17,7 @@ import triton.language as tl
 from triton.language.target_info import is_cuda
 
 if triton.knobs.runtime.interpret:
-    from . import interpreted_libdevice as libdevice
+    from .corrections import interpreted_libdevice as libdevice
 else:
     from triton.language.extra import libdevice  # type: ignore[no-redef]
 

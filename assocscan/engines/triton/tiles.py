@@ -68,6 +68,9 @@ CHUNKED_LANES = {
 FEW_NARROW_LANES = Tile(32, 64, 16, 8, stages=3)
 # Of complex numbers in adjacent lanes.
 COMPLEX_LANES = Tile(16, 4, 8, 2, stages=3)
+# The most scalars of all inputs, at all items, that a tile of lanes loads. With more, threads had
+# too few registers, and Triton 3.6 compiled for more than a minute.
+LANES_LOADS = 128
 # Of a look-back, where a program has one tile. LOOKBACK_LANES: scalars of 4 bytes and more;
 # NARROW_LOOKBACK: fewer bytes; EIGHT_LOOKBACK: eight lanes. A thread has inputs of at most
 # LOOKBACK_WORDS scalars of 4 bytes, twice as many of 2.
@@ -244,7 +247,10 @@ def lanes_tile(op: Operator, shape: Shape) -> Tile:
     chains = min(power_of_two(shape.chains), best.chains)
     segments, items = best.segments, best.items
     instructions = max(len(op.lift.instructions) + len(op.combine.instructions) * 2, 1)
-    while items > 1 and items * instructions > UNROLLED_INSTRUCTIONS:
+    while items > 1 and (
+        items * instructions > UNROLLED_INSTRUCTIONS
+        or items * shape.read > LANES_LOADS * shape.bytes
+    ):
         items //= 2
     while segments * items > power_of_two(shape.length):
         items, segments = (items, segments // 2) if segments > 1 else (items // 2, segments)

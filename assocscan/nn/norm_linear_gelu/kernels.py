@@ -22,6 +22,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Triton's key of a kernel that it keeps has the line where the function begins. This comment moved
+# the lines when kernels came to be compiled without promises about lanes (`lane_promises`).
+
 
 @triton.jit
 def row_statistics(x, rows, K, stride, eps, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr):

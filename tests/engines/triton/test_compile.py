@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from assocscan import associative_scan, monoid, nonlinear_recurrence, ops, reduce
+from assocscan.engines.triton.corrections import lane_promises
 from assocscan.engines.triton.kernel import Tile
 from assocscan.engines.triton.prepare import LoadedKernel, float_options
 from assocscan.engines.triton.tiles import forced
@@ -177,7 +178,8 @@ def compile_kernel(loaded: LoadedKernel, given: Sequence[Tensor], target: str) -
     source = ASTSource(loaded.function, signature, constants, attributes)
     gpu = GPUTarget(*TARGETS[target])
     options = {"num_warps": loaded.kernel.tile.warps, **float_options(gpu.backend, loaded.fused)}
-    return compile(source, target=gpu, options=options).asm
+    with lane_promises.mended():  # Triton keeps what is compiled here
+        return compile(source, target=gpu, options=options).asm
 
 
 def forward(case: Case, batch: Sequence[int], **options: Any) -> Any:
