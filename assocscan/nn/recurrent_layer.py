@@ -36,9 +36,11 @@ class RecurrentLayer(nn.Module, Generic[State]):
         that of an empty past; with `reverse`, from the end; with `group`, x is this rank's part of
         a sequence; with `offsets` [S + 1], S sequences are packed along L, and states have a
         leading S. What D, y and the state are is described with the layer."""
-        require_input(x, *self._entrance(), positions=True)
+        features, weight = self._entrance()
+        require_input(x, features, weight, True)
         offsets = checked_sequences(offsets, x, group)
-        self._check_state(state, x, offsets)
+        if state is not None:
+            self._check_state(state, x, offsets)
         return self._along(x, state, Run(flag("reverse", reverse), group, offsets))
 
     def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
@@ -47,8 +49,10 @@ class RecurrentLayer(nn.Module, Generic[State]):
         A state that S packed sequences left, [S, 1, …], enters as [S, …] (`[:, 0]` of its tensors),
         beside an x of S rows.
         """
-        require_input(x, *self._entrance(), positions=False)
-        self._check_state(state, x)
+        features, weight = self._entrance()
+        require_input(x, features, weight, False)
+        if state is not None:
+            self._check_state(state, x)
         return self._at(x, state)
 
     def _entrance(self) -> tuple[int, Tensor | None]:

@@ -73,7 +73,7 @@ class DiagonalLayer(RecurrentLayer[State]):
         shape = x.shape[0], self.recurrent.shape[1]
         if self._cell.state is None:
             require_state(state, shape, "[B, width]", x, offsets)
-        elif state is not None:
+        else:
             names = self._cell.state._fields
             for name, part in zip(names, require_parts(state, names), strict=True):
                 require_state(part, shape, "[B, width]", x, offsets, f"state.{name}")
