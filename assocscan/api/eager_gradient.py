@@ -47,8 +47,11 @@ def through(
     needed: Sequence[bool],
     cotangents: Sequence[MaybeTensor],
 ) -> list[MaybeTensor]:
-    """The gradients that are needed of a function's tensors, from cotangents of its results, which
-    it computes again. Where gradients are enabled, they have derivatives themselves."""
+    """Gradients by autograd through a function, which is called again for them.
+
+    tensors: its arguments. needed: whether the gradient of each is wanted; the others are None.
+    cotangents: of its results. Where autograd is enabled, gradients have derivatives themselves.
+    """
     create_graph = torch.is_grad_enabled()
     if create_graph:
         tensors = [separate(t) for t in tensors]

@@ -94,21 +94,21 @@ def without_gradient(x: Any, where: torch.Tensor) -> Any:
 
 @dataclass(frozen=True)
 class OfOperator:
-    """A function of a monoid; equal ones are of one class and of equal monoids."""
+    """A function made from a monoid. Two are equal if their classes and their monoids are."""
 
     op: Monoid
 
 
 @dataclass(frozen=True)
 class OfOperators:
-    """The same of several monoids."""
+    """A function made from several monoids."""
 
     ops: tuple[Monoid, ...]
 
 
 @dataclass(frozen=True)
 class OfOperatorAndFunction:
-    """The same of a monoid and a function."""
+    """A function made from a monoid and another function."""
 
     op: Monoid
     fn: Callable[..., Any]

@@ -55,14 +55,14 @@ class CausalConv(RecurrentLayer[Tensor]):
         return self.weight.shape[0], self.weight
 
     def _check_state(self, state: Any, x: Tensor, offsets: Tensor | None = None) -> None:
-        """`convolved` does."""
+        """Nothing: `convolved` refuses a state that does not fit."""
 
     def _along(self, x: Tensor, state: Tensor | None, run: Run) -> tuple[Tensor, Tensor]:
         # torch's convolution is a correlation: its first weight meets the earliest input.
         return convolved(x, self.weight.flip(1), self.bias, state, run)
 
     def _at(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        y, state = self._along(x[:, None], state, Run())
+        y, state = self(x[:, None], state)
         return y[:, 0], state
 
 

@@ -70,8 +70,7 @@ class Hawk(RecurrentLayer[HawkState]):
         return self.input.in_features, weight_of(self.input)
 
     def _check_state(self, state: Any, x: Tensor, offsets: Tensor | None = None) -> None:
-        if state is not None:
-            require_pair(state, "(conv, recurrence)")
+        require_pair(state, "(conv, recurrence)")
 
     def _along(self, x: Tensor, state: HawkState | None, run: Run) -> tuple[Tensor, HawkState]:
         conv, recurrence = state or (None, None)

@@ -24,15 +24,14 @@ from .states import (
 
 
 class ComplexRecurrence(RecurrentLayer[Tensor]):
-    """A layer whose states are independent complex recurrences, read by a matrix, beside a
-    parameter D [features]. _names: of the dimensions of its state, for errors."""
+    """h[t] = a ⊙ h[t−1] + b[t], with complex a and h, and outputs C h[t] + D x[t]."""
 
-    C: nn.Parameter  # [features, 2 · complex states]
-    D: nn.Parameter
-    _names: str
+    C: nn.Parameter  # [features, 2 · the number of complex states]
+    D: nn.Parameter  # [features]
+    _names: str  # of the dimensions of a state, in errors
 
     def _decay_and_drive(self, x: Tensor) -> tuple[Callable[[], Tensor], Tensor]:
-        """What makes a, and b, of h[t] = a ⊙ h[t−1] + b[t]."""
+        """A function that computes a, which only some calls need; and b."""
         raise NotImplementedError
 
     def read(self, h: Tensor, x: Tensor) -> Tensor:
@@ -58,12 +57,12 @@ class ComplexRecurrence(RecurrentLayer[Tensor]):
 
 
 def complex_product(B: Tensor, x: Tensor) -> Tensor:
-    """The complex numbers whose real and imaginary parts, in turn, are B x."""
+    """B x, where the rows of B are in turn those of the real and of the imaginary parts."""
     return torch.view_as_complex(F.linear(x.to(B.dtype), B).unflatten(-1, (-1, 2)))
 
 
 def real_product(C: Tensor, h: Tensor) -> Tensor:
-    """Re(C h), where C holds its real and its negated imaginary parts in turn."""
+    """Re(C h), where the columns of C are in turn real parts and negated imaginary parts."""
     return F.linear(torch.view_as_real(h).flatten(-2), at_least_single(C))
 
 

@@ -29,6 +29,7 @@ from plain_docstrings import ENTRY, HEADINGS, SECTION, dedented, paragraphs
 FOLDER = Path(__file__).resolve().parents[1] / "reference"
 PART = re.compile(r"<!-- (auto\w+): ([\w.]+)(.*?) -->\n(.*?)<!-- end -->", re.DOTALL)
 OPTION = re.compile(r":([\w-]+):([^:]*)")
+CALLS = ("forward", "step")
 MOST = 100  # characters of a signature on one line
 # On the index, a link to what the site has not.
 FOR_FILES = "; the same [as text](operators.md)"
@@ -83,13 +84,15 @@ def described(name: str, options: dict[str, str]) -> list[str]:
 
 
 def members(value: Any, options: dict[str, str]) -> list[str]:
-    """The methods that are shown with a class, in the order of its source."""
+    """The methods that are shown with a class: the calls of a layer, which it may inherit, then
+    the others in the order of its source."""
     wanted = [n.strip() for n in options.get("special-members", "").split(",") if n.strip()]
     if options.get("members"):
         return [*wanted, *(n.strip() for n in options["members"].split(","))]
     if "members" not in options:
         return wanted
     own = [n for n, f in vars(value).items() if inspect.isfunction(f) and not n.startswith("_")]
+    own.sort(key=lambda n: n not in CALLS)
     return [*wanted, *(n for n in own if inspect.getdoc(getattr(value, n)))]
 
 

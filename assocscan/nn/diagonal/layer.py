@@ -48,8 +48,11 @@ def hidden(state: Tensors) -> Tensor:
 
 
 class DiagonalLayer(RecurrentLayer[State]):
-    """A layer with one recurrent weight per channel and gate: `input`, an nn.Linear from the
-    features to the gates, and `recurrent` [gates, width]."""
+    """A layer with one recurrent weight per channel and gate, of which `_cell` is one step.
+
+    Parameters: `input`, an nn.Linear from the features to the gates, and `recurrent`
+    [gates, width].
+    """
 
     _cell: Cell
 
@@ -59,8 +62,8 @@ class DiagonalLayer(RecurrentLayer[State]):
         require_sizes(features=features, width=width)
         gates = self._cell.gates
         self.input = nn.Linear(features, gates * width)
-        # What they add to a gate then varies as much as in a layer with matrices [width, width]
-        # drawn between ±1/√width, such as torch.nn.GRU.
+        # u ⊙ h then varies as much as U h with matrices U [width, width] drawn between ±1/√width,
+        # such as those of torch.nn.GRU.
         self.recurrent = nn.Parameter(torch.empty(gates, width).uniform_(-1, 1))
 
     def _entrance(self) -> tuple[int, Tensor | None]:
@@ -70,7 +73,7 @@ class DiagonalLayer(RecurrentLayer[State]):
         shape = x.shape[0], self.recurrent.shape[1]
         if self._cell.state is None:
             require_state(state, shape, "[B, width]", x, offsets)
-        elif state is not None:
+        else:
             names = self._cell.state._fields
             for name, part in zip(names, require_parts(state, names), strict=True):
                 require_state(part, shape, "[B, width]", x, offsets, f"state.{name}")

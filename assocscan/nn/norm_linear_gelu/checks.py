@@ -17,9 +17,10 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class Operands(NamedTuple):
-    """The tensors of y = GELU(LayerNorm(x) Wᵀ + b); LayerNorm has no γ and β where they are None.
+    """The tensors of y = GELU(LayerNorm(x) Wᵀ + b).
 
-    x [..., in], gamma and beta [in], weight [out, in], bias [out].
+    x [..., in]; gamma and beta [in], of LayerNorm; weight W [out, in]; bias b [out]. What is None
+    is left out.
     """
 
     x: Tensor
