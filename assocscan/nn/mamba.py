@@ -114,7 +114,15 @@ class Mamba(RecurrentLayer[MambaState]):
         return self.in_proj.in_features, weight_of(self.in_proj)
 
     def _check_state(self, state: Any, x: Tensor, offsets: Tensor | None = None) -> None:
-        self.entering(x, state, offsets)
+        require_pair(state, "(conv, scan)")
+        shape = x.shape[0], *self.A_log.shape
+        wanted, names = of_sequences(offsets, shape, "[B, width, states]")
+        if state[1] is not None and state[1].shape != wanted:
+            raise ScanValueError(
+                f"the state of the scan has shape {list(state[1].shape)}, expected {list(wanted)}: "
+                f"{names} of x {list(x.shape)}; a state belongs to the layer and the "
+                "batch that it came from"
+            )
 
     def _along(self, x: Tensor, state: MambaState | None, run: Run) -> tuple[Tensor, MambaState]:
         entering, init = state or (None, None)
@@ -144,23 +152,6 @@ class Mamba(RecurrentLayer[MambaState]):
         h = h if init is None else torch.exp(delta * A) * init + h
         y = ((h * C[:, None]).sum(-1) + self.D * u) * F.silu(z)
         return self.out_proj(y.to(x.dtype)), MambaState(conv, h)
-
-    def entering(
-        self, x: Tensor, state: MambaState | None, offsets: Tensor | None = None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """The states of the convolution and of the scan that enter."""
-        if state is None:
-            return None, None
-        require_pair(state, "(conv, scan)")
-        shape = x.shape[0], *self.A_log.shape
-        wanted, names = of_sequences(offsets, shape, "[B, width, states]")
-        if state[1] is not None and state[1].shape != wanted:
-            raise ScanValueError(
-                f"the state of the scan has shape {list(state[1].shape)}, expected {list(wanted)}: "
-                f"{names} of x {list(x.shape)}; a state belongs to the layer and the "
-                "batch that it came from"
-            )
-        return state
 
     def branches(
         self,
