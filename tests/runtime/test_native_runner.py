@@ -247,7 +247,7 @@ def test_last_states_are_answered(
     expected = in_python(lambda: [both() for _ in range(3)][-1])
     for _ in range(4):
         same(both(), expected)
-    monkeypatch.setattr("assocscan.functional.recurrence._last", None)
+    monkeypatch.setattr("assocscan.functional.recurrence._recur", None)
     same(both(), expected)
     with pytest.raises(TypeError):  # of another length: what the runner does not know
         assocscan.linear_recurrence(a[:, 1:], b[:, 1:], init, return_final="only")
