@@ -57,12 +57,12 @@ class ComplexRecurrence(RecurrentLayer[Tensor]):
 
 
 def complex_product(B: Tensor, x: Tensor) -> Tensor:
-    """B x, where the rows of B are in turn those of the real and of the imaginary parts."""
+    """B x, complex. Rows 2k and 2k + 1 of B are the real and the imaginary part of one."""
     return torch.view_as_complex(F.linear(x.to(B.dtype), B).unflatten(-1, (-1, 2)))
 
 
 def real_product(C: Tensor, h: Tensor) -> Tensor:
-    """Re(C h), where the columns of C are in turn real parts and negated imaginary parts."""
+    """Re(C h). Columns 2k and 2k + 1 of C are the real and the negated imaginary part of one."""
     return F.linear(torch.view_as_real(h).flatten(-2), at_least_single(C))
 
 

@@ -59,7 +59,7 @@ def describe(value: Any) -> str:
 
 
 class Draw:
-    """Random numbers of a case. Those of tensors are drawn in float64 and rounded to the dtype."""
+    """Random numbers of a case. Tensors are drawn in float64, then rounded to the dtype."""
 
     def __init__(self, rng: random.Random, dtype: torch.dtype) -> None:
         self.rng, self.dtype = rng, dtype
@@ -407,7 +407,7 @@ def faults(call: Call, dtype: torch.dtype, gradients: bool, rng: random.Random) 
         try:
             found = run(Call(call.name, *moved), gradients, backend=backend)
         except BackendError:
-            return []  # says so itself
+            return said  # the backend refuses this call in words
         where = f"{layout}, backend={backend}"
         for part, several in found.items():
             for k, (x, y, z) in enumerate(zip(several, right[part], eager[part], strict=True)):

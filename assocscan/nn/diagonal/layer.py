@@ -62,8 +62,8 @@ class DiagonalLayer(RecurrentLayer[State]):
         require_sizes(features=features, width=width)
         gates = self._cell.gates
         self.input = nn.Linear(features, gates * width)
-        # u ⊙ h then varies as much as U h with matrices U [width, width] drawn between ±1/√width,
-        # such as those of torch.nn.GRU.
+        # So u ⊙ h varies as much as U h does in torch.nn.GRU, which draws its matrices
+        # U [width, width] between ±1/√width.
         self.recurrent = nn.Parameter(torch.empty(gates, width).uniform_(-1, 1))
 
     def _entrance(self) -> tuple[int, Tensor | None]:

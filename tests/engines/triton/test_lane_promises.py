@@ -20,7 +20,7 @@ from assocscan.runtime import backends as engines
 pytest.importorskip("triton", reason="Triton is not installed")
 
 # Of the first `shl` only the second lane is read; the first one overflows for threads from 2 on.
-# What it leaves is read in two blocks: so LLVM keeps it in a register.
+# Its result is read in two blocks of code, so that LLVM keeps it in a register.
 TEXT = """
 target triple = "nvptx64-nvidia-cuda"
 declare i32 @llvm.nvvm.read.ptx.sreg.tid.x()
@@ -98,7 +98,7 @@ def translated(text: str) -> str:
 
 
 def test_only_kernels_of_the_package_are_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of other people are compiled in the same process, perhaps with a hook of theirs."""
+    """Other people's kernels, and their hook, are in the same process and stay as they are."""
     from triton import knobs
 
     asked = []
