@@ -159,3 +159,21 @@ INLINE Out step(Live& carry, const Raw& x) {
         return lower(EXCLUSIVE ? before : carry, x, EDGE);
     }
 }
+
+// ---- The same for one lane, where no loop over lanes becomes SIMD code ----
+
+// An operator that is not SMALL is called there: the compiler takes its time for each place that has
+// the operator's text.
+template <class S> static __attribute__((noinline)) S called_combine(const S& a, const S& b) {
+    return combine(a, b);
+}
+template <class L, class S>
+static __attribute__((noinline)) L called_advance(const L& a, const S& b) { return advance(a, b); }
+INLINE State combine_one(const State& a, const State& b) {
+    if constexpr (SMALL) return combine(a, b);
+    else return called_combine(a, b);
+}
+INLINE Live advance_one(const Live& a, const State& b) {
+    if constexpr (SMALL) return advance(a, b);
+    else return called_advance(a, b);
+}

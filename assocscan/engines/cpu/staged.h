@@ -44,6 +44,14 @@ struct Buffers {
     LiveLanes enter;
 };
 
+// Whether a step computes WIDE lanes, however many exist: SIMD code, and no other for the rest, which
+// takes as long to compile where the operator is not SMALL. FOR_FEW (-O1) there is no SIMD code.
+#ifdef FOR_FEW
+constexpr bool ALL_LANES = false;
+#else
+constexpr bool ALL_LANES = !SMALL;
+#endif
+
 constexpr int MIN_SEGMENT = 2;  // shorter rests of a row are scanned step by step, without segments
 
 // The elements of a tile: lane w starts at step `position` of row at[w], or, for segments of one row,
@@ -107,16 +115,33 @@ INLINE void tile_step(Tile& tile, LiveLanes& carry, int m, int lanes) {
     }
 }
 
+// Steps from `begin` to `end` of one lane, without the first step of a scan without carry and without
+// the edge.
+static __attribute__((noinline)) void lane_steps(
+    Tile& tile, Live& carry, int w, int begin, int end
+) {
+    WRITES_MEMORY;
+    for (int m = begin; m < end; ++m)
+        tile.set_output(m, w, step<false, false>(carry, tile.raw(m, w)));
+}
+
 static __attribute__((noinline)) void tile_steps(
     Tile& tile, LiveLanes& carry, bool has_carry, const Place& place
 ) {
     WRITES_MEMORY;
+    constexpr int N = ALL_LANES ? WIDE : 0;
     int m = 0;
+    if (ALL_LANES && place.lanes == 1 && has_carry) {
+        Live c = carry.get(0);
+        m = place.count - (HAS_EDGE && place.last ? 1 : 0);
+        lane_steps(tile, c, 0, 0, m);
+        carry.set(0, c);
+    }
     if constexpr (!HAS_INIT)
-        if (!has_carry) tile_step<0, true, false>(tile, carry, m++, place.lanes);
+        if (!has_carry) tile_step<N, true, false>(tile, carry, m++, place.lanes);
     const int regular = place.count - (HAS_EDGE && place.last ? 1 : 0);
-    for (; m < regular; ++m) tile_step<0, false, false>(tile, carry, m, place.lanes);
-    if (m < place.count) tile_step<0, false, HAS_EDGE>(tile, carry, m, place.lanes);
+    for (; m < regular; ++m) tile_step<N, false, false>(tile, carry, m, place.lanes);
+    if (m < place.count) tile_step<N, false, HAS_EDGE>(tile, carry, m, place.lanes);
 }
 
 // A whole tile, without the first step of a scan without carry and without the edge. For SMALL
@@ -165,13 +190,19 @@ INLINE void local_scan(Tile& tile, StateLanes& total, int steps) {
     }
 }
 
+// The same where the operator is not SMALL: one text for all places.
+static __attribute__((noinline)) void called_local_scan(
+    Tile& tile, StateLanes& total, int steps
+) {
+    WRITES_MEMORY;
+    local_scan<!REDUCES || PRODUCT>(tile, total, steps);
+}
+
 // The segments of a tile step by step, from the carry that enters the first.
 static __attribute__((noinline)) void segment_steps(Tile& tile, LiveLanes& carry, int steps) {
     WRITES_MEMORY;
     Live c = carry.get(0);
-    for (int w = 0; w < WIDE; ++w)
-        for (int m = 0; m < steps; ++m)
-            tile.set_output(m, w, step<false, false>(c, tile.raw(m, w)));
+    for (int w = 0; w < WIDE; ++w) lane_steps(tile, c, w, 0, steps);
     carry.set(0, c);
 }
 
@@ -182,7 +213,7 @@ static __attribute__((noinline)) bool segments_exceed(
     WRITES_MEMORY;
     for (int m = 0; m < steps; ++m)
         for (int w = 0; w < WIDE; ++w)
-            if (any_exceeds(advance(enter.get(w), tile.state(m, w)), enter.get(w))) return true;
+            if (any_exceeds(advance_one(enter.get(w), tile.state(m, w)), enter.get(w))) return true;
     return false;
 }
 
@@ -234,7 +265,8 @@ static __attribute__((noinline)) void segment_scan(
     Tile& tile = buffers.tile;
     StateLanes& total = buffers.total;
     LiveLanes& enter = buffers.enter;
-    local_scan<!REDUCES || PRODUCT>(tile, total, steps);
+    if constexpr (SMALL) local_scan<!REDUCES || PRODUCT>(tile, total, steps);
+    else called_local_scan(tile, total, steps);
     const Live before = carry.get(0);
     Live c = before;
     bool left_range = false;
@@ -255,9 +287,10 @@ static __attribute__((noinline)) void segment_scan(
 static __attribute__((noinline)) State segment_reduce(Buffers& buffers) {
     WRITES_MEMORY;
     StateLanes& total = buffers.total;
-    local_scan<false>(buffers.tile, total, STEPS);
+    if constexpr (SMALL) local_scan<false>(buffers.tile, total, STEPS);
+    else called_local_scan(buffers.tile, total, STEPS);
     State sum = total.get(0);
-    for (int w = 1; w < WIDE; ++w) sum = combine(sum, total.get(w));
+    for (int w = 1; w < WIDE; ++w) sum = combine_one(sum, total.get(w));
     return sum;
 }
 
@@ -284,7 +317,8 @@ static void staged_scan(
         const int steps = (int)(left < most ? left : most);
         const Place place = {at, t, lanes, steps, false, edge && steps == left};
         load_tile(problem, tile, place);
-        if (lanes == WIDE && steps == STEPS && has_carry && !place.last) whole_tile(tile, carry);
+        if (!ALL_LANES && lanes == WIDE && steps == STEPS && has_carry && !place.last)
+            whole_tile(tile, carry);
         else tile_steps(tile, carry, has_carry, place);
         store_tile(problem, tile, place);
         has_carry = true;
@@ -302,7 +336,7 @@ static void staged_reduce(
         const Place place = {&at, t, whole ? WIDE : 1, whole ? STEPS : 1, whole, false};
         load_tile(problem, tile, place);
         const State part = whole ? segment_reduce(buffers) : lift(tile.raw(0, 0));
-        sum = t ? combine(sum, part) : part;
+        sum = t ? combine_one(sum, part) : part;
         t += whole ? WIDE * STEPS : 1;
     }
     total.set(0, sum);

@@ -335,7 +335,7 @@ static void carry_after(Chunks& chunks, i64 k) {
     for (int w = 0; w < chunks.job.lanes; ++w) {
         const Live carry = before.get(w);
         const State total = chunks.total[k].get(w);
-        const Live found = advance(carry, total);
+        const Live found = advance_one(carry, total);
         left_range |= may_leave_range(carry, total, found);
         after.set(w, found);
     }
