@@ -1,1 +1,2 @@
-"""Bounded caches, fork-safe locks, and the cache folder with its checks of ownership."""
+"""Bounded caches, fork-safe locks, the cache folder with its checks of ownership, the end of a
+process."""

@@ -9,12 +9,12 @@ folder cannot be used, a private temporary folder is used instead, with one warn
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,14 +22,21 @@ from typing import TypeVar
 
 from ..errors import BackendError
 from ..wording import warn
+from . import process_end
 from .fork_safe_locks import ForkSafeLock
 from .trusted_files import read_regular, why_untrusted
+
+if sys.platform != "win32":
+    import fcntl
 
 T = TypeVar("T")
 
 _MAGIC = b"assocscan 1\n"
 _LENGTH = 8
 _SEAL = len(_MAGIC) + _LENGTH + hashlib.sha256().digest_size
+
+BUILD = "build-"  # how the names of build folders begin
+MARK = "assocscan.lock"  # a file in each of them, locked while its process lives
 
 _LOCK = ForkSafeLock()
 _TEMPORARY: list[Path] = []  # this process's temporary folder: at most one entry
@@ -122,7 +129,6 @@ def temporary_folder(reason: str) -> Path:
         is_new = not _TEMPORARY
         if is_new or not _TEMPORARY[0].is_dir():
             _TEMPORARY[:] = [private_folder(reason)]
-            atexit.register(_remove, _TEMPORARY[0], os.getpid())
         folder = _TEMPORARY[0]
     if is_new:
         with contextlib.suppress(OSError):
@@ -138,7 +144,9 @@ def private_folder(reason: str) -> Path:
     """A new folder in the system's temporary folder. Raises BackendError if it cannot be created or
     other users could write to it."""
     try:
-        folder = Path(tempfile.mkdtemp(prefix="assocscan-")).absolute()
+        folder = process_end.begin(
+            lambda: Path(tempfile.mkdtemp(prefix="assocscan-")).absolute(), remove
+        )
         folder.chmod(0o700)
         untrusted = why_untrusted(folder)
     except OSError as error:
@@ -146,37 +154,82 @@ def private_folder(reason: str) -> Path:
     else:
         if untrusted is None:
             return folder
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
+        process_end.forget(folder)
     raise BackendError(
         f"there is no folder to compile kernels in: the cache folder cannot be used ({reason}), "
         f"nor can a temporary one ({untrusted}); set ASSOCSCAN_CACHE_DIR to a folder of your own"
     )
 
 
-def _remove(folder: Path, owner: int) -> None:
-    """Remove a temporary folder, unless this is a forked child of the process that made it."""
-    if os.getpid() == owner:
+def remove(folder: Path) -> None:
+    """Remove a folder, as far as possible; again if a thread or a killed compiler was just writing
+    a file into it."""
+    for _ in range(3):
         shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            break
 
 
 @contextlib.contextmanager
 def build_folder() -> Iterator[Path]:
-    """A new private folder, removed at the end. Raises BackendError if none can be created.
+    """A new private folder, removed at the end of the block or of this process. Raises BackendError
+    if none can be created. Those of processes that were killed are removed first.
 
     tempfile.TemporaryDirectory is not used: a child that is forked meanwhile would remove the
     folder when it ends.
     """
 
     def make(parent: Path) -> Path:
-        made = Path(tempfile.mkdtemp(prefix="build-", dir=parent))
+        remove_abandoned(parent)
+        made = process_end.begin(lambda: Path(tempfile.mkdtemp(prefix=BUILD, dir=parent)), remove)
         made.chmod(0o700)
         return made
 
     folder = in_cache_folder(make)
+    handle = None
     try:
+        handle = mark(folder)
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
+        process_end.forget(folder)
+        if handle is not None:
+            os.close(handle)
+
+
+def mark(folder: Path) -> int | None:
+    """Put a locked file into a build folder: the file to close at the end, None where files cannot
+    be locked. The system unlocks it when this process ends in any way. It gets its name when it is
+    locked, so that no other process can lock it before."""
+    if sys.platform == "win32":
+        return None
+    handle = None
+    try:
+        handle = os.open(folder / "unlocked", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.fchmod(handle, 0o600)  # with any umask
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(folder / "unlocked", folder / MARK)
+    except OSError:
+        if handle is not None:
+            os.close(handle)
+        return None
+    return handle
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove the build folders of processes that do not live any more. Folders without MARK stay:
+    they may be the user's own, since any folder can be chosen as the cache folder."""
+    if sys.platform == "win32":
+        return
+    for folder in parent.glob(f"{BUILD}*"):
+        with contextlib.suppress(OSError):  # it has no MARK, or its process lives
+            handle = os.open(folder / MARK, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove(folder)
+            finally:
+                os.close(handle)
 
 
 def find(name: str) -> Path | None:
@@ -240,7 +293,8 @@ def remove_folder(path: Path) -> None:
 
 def write_entry(path: Path, content: bytes) -> None:
     """Write an entry to a temporary name, readable by this user only, then rename it."""
-    handle, temporary = tempfile.mkstemp(prefix="new-", dir=path.parent)
+    made = process_end.begin(lambda: tempfile.mkstemp(prefix="new-", dir=path.parent), _unlink)
+    handle, temporary = made
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content + seal(content))
@@ -251,6 +305,12 @@ def write_entry(path: Path, content: bytes) -> None:
             remove_folder(path)
         os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+        _unlink(made)
         raise
+    finally:
+        process_end.forget(made)
+
+
+def _unlink(made: tuple[int, str]) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(made[1])

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from processes import COMPILER, Run, write_script
+from processes import COMPILER, Run, libraries, write_script
 from table import FLAGS, GPU, Engine, Flags
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -540,6 +545,97 @@ def test_a_child_of_a_process_that_compiles(run: Run, logging: Path) -> None:
         dedent(script),
         ASSOCSCAN_RUNNER="background", CXX=logging,
     )  # fmt: skip
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Path:
+    """A compiler that never finishes the runner; it writes its process id, and its child's."""
+    text = f"""case "$*" in *runner.cpp*) ;; *) exec {COMPILER} "$@";; esac
+sleep 100 & echo $! > {tmp_path}/child
+echo $$ > {tmp_path}/written; mv {tmp_path}/written {tmp_path}/begun; wait"""
+    return write_script(tmp_path / "endless", text)
+
+
+def runs(number: str) -> bool:
+    try:
+        state = Path("/proc", number.strip(), "stat").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return state.rpartition(")")[2].split()[0] != "Z"
+
+
+def check_nothing_is_left(folder: Path, cache: Path) -> None:
+    time.sleep(0.2)
+    left = [name for name in ("begun", "child") if (folder / name).exists()]
+    left = [name for name in left if runs((folder / name).read_text(encoding="utf-8"))]
+    for name in left:
+        os.kill(int((folder / name).read_text(encoding="utf-8")), signal.SIGKILL)
+    assert left == []
+    libraries(cache)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
+@pytest.mark.parametrize("end", ["before", "while", "worker"])
+def test_a_process_that_ends_stops_the_compiler(
+    run: Run, cache: Path, endless: Path, tmp_path: Path, end: str
+) -> None:
+    """Whether its compiler runs by then or would be started a moment later."""
+    script = """
+        import atexit, multiprocessing
+        from assocscan.runtime.native import build
+
+        def begin():
+            for _ in range(3):
+                assert scan() == SUM
+
+        def wait_for_compiler():
+            while not os.path.exists(BEGUN):
+                time.sleep(0.02)
+
+        def ends():
+            if END == "before":  # the thread reaches the compiler after the callbacks
+                compiled, ended = build.compiled, threading.Event()
+                build.compiled = lambda *options: ended.wait() and compiled(*options)
+                begin()
+                atexit._run_exitfuncs()
+                ended.set()
+                time.sleep(0.5)  # so long that a compiler would be started
+            else:
+                begin()
+                wait_for_compiler()
+                if END == "while":
+                    start = time.monotonic()
+                    atexit._run_exitfuncs()
+                    assert time.monotonic() - start < 5
+
+        if END == "worker":
+            worker = multiprocessing.get_context("fork").Process(target=ends)
+            worker.start()
+            worker.join()
+            assert worker.exitcode == 0
+        else:
+            wait(fork(ends))
+    """
+    script = dedent(script).replace("END", repr(end)).replace("BEGUN", repr(f"{tmp_path}/begun"))
+    run(script, ASSOCSCAN_RUNNER="background", CXX=endless)
+    check_nothing_is_left(tmp_path, cache)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are found in /proc")
+def test_a_short_program_leaves_nothing(cache: Path, endless: Path, tmp_path: Path) -> None:
+    """Other callbacks of `atexit`, here one that sleeps, let its threads go on for a while."""
+    script = """
+        import atexit, time
+        atexit.register(time.sleep, 0.5)
+        import torch, assocscan
+        for _ in range(20):
+            assocscan.cumsum(torch.ones(5))
+    """
+    environment = {"ASSOCSCAN_CACHE_DIR": str(cache), "ASSOCSCAN_RUNNER": "background"}
+    environment = {**os.environ, **environment, "CXX": str(endless)}
+    command = [sys.executable, "-c", dedent(script)]
+    subprocess.run(command, env=environment, check=True, timeout=60)
+    check_nothing_is_left(tmp_path, cache)
 
 
 def test_errors_in_python_functions_reach_the_caller() -> None:

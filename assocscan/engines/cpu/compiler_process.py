@@ -7,7 +7,6 @@ not end. For the same reason nothing here waits for the end of a pipe.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import math
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ...caching import process_end
 from ...errors import BackendError
 
 # A kernel of cost `kernel.MAX_COST` takes two to three minutes on the build machine.
@@ -84,7 +84,8 @@ def run_compiler(
 
 class Process:
     """A program with empty standard input. Files that it creates are readable by this user only. At
-    the end of the `with` block it is killed, with all processes that it started, if it still runs.
+    the end of the `with` block, or of this process, it is killed, with all processes that it
+    started, if it still runs.
     """
 
     pid: int | None = None
@@ -92,24 +93,29 @@ class Process:
     owner: int = 0
 
     def __enter__(self) -> Process:
-        atexit.register(self.kill)  # for a compiler that a daemon thread waits for
         return self
 
     def start(self, command: Sequence[str], environment: dict[str, str], output: list[Any]) -> None:
+        """Raises OSError if it cannot be started, BackendError if this process is ending."""
         shell = ("/bin/sh", "-c", 'umask 077; exec "$@"', "sh", *command)
         actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), *output]
         # Reset to the default: Python ignores SIGPIPE, which a child would inherit, and handles
         # SIGINT.
         signals = [signal.SIGPIPE, signal.SIGINT]
         self.owner = os.getpid()
-        with interrupt_afterwards():  # else Ctrl-C could lose the process id
+
+        def spawned() -> Process:
             self.pid = os.posix_spawn(
                 shell[0], shell, environment, file_actions=actions, setpgroup=0, setsigdef=signals
             )
+            return self
+
+        with interrupt_afterwards():  # else Ctrl-C could lose the process id
+            process_end.begin(spawned, Process.kill)
 
     def __exit__(self, *_: object) -> None:
-        atexit.unregister(self.kill)
         self.kill()
+        process_end.forget(self)
 
     def kill(self) -> None:
         """Kill it if it still runs. A forked child of this process leaves it alone."""
