@@ -29,7 +29,6 @@ from assocscan.caching import cache_folder as disk_cache
 from assocscan.caching import load_once as once
 from assocscan.engines.base import fallback_warning as fallback
 from assocscan.engines.cpu import compiler
-from assocscan.engines.cpu import compiler_process as build
 from assocscan.engines.cpu import prepare as cpu
 from assocscan.runtime import executable_cache as executables
 
@@ -108,7 +107,7 @@ def reset() -> None:
     """Everything that is kept from call to call."""
     for cache in (
         compiler._LOADED, compiler._ONCE.failed, compiler._ONCE.locks, executables._PREPARED,
-        ops.sum.calls, fallback._WARNED, disk_cache._TEMPORARY, build._TOLD,
+        ops.sum.calls, fallback._WARNED, disk_cache._TEMPORARY,
     ):  # fmt: skip
         cache.clear()  # type: ignore[attr-defined]
     for function in (disk_cache.chosen_folder, compiler.compiler_command,

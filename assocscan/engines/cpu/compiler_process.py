@@ -26,13 +26,11 @@ from ...errors import BackendError
 # A kernel of cost `kernel.MAX_COST` takes two to three minutes on the build machine.
 COMPILE_SECONDS = 300.0
 VERSION_SECONDS = 10.0
-PATIENCE = 5.0  # seconds until one line on stderr says what takes so long, once per process
+PATIENCE = 5.0  # seconds until a line on stderr says what takes so long
 VARIABLE = "ASSOCSCAN_COMPILE_SECONDS"
 MAX_CHARACTERS = 4000  # of the compiler's output in an error message
 MAX_PAUSE = 0.02  # seconds between two checks whether a process has ended
 PIPE_BYTES = 1 << 16
-
-_TOLD: list[str] = []  # what was announced by `announce`: at most one entry
 
 
 def seconds_allowed() -> float:
@@ -163,14 +161,12 @@ def interrupt_afterwards() -> Iterator[None]:
 
 
 def announce(what: str, seconds: float) -> None:
-    """Print, once per process, that a compilation takes long."""
-    if not _TOLD:
-        _TOLD.append(what)
-        text = (
-            f"assocscan: compiling {what} takes longer than {PATIENCE:g} seconds; the result is "
-            f"kept for later processes (the limit is {seconds:g} seconds, {VARIABLE})"
-        )
-        print(text, file=sys.stderr, flush=True)
+    """Print that a compilation takes long."""
+    text = (
+        f"assocscan: compiling {what} takes longer than {PATIENCE:g} seconds; the result is "
+        f"kept for later processes (the limit is {seconds:g} seconds, {VARIABLE})"
+    )
+    print(text, file=sys.stderr, flush=True)
 
 
 def outcome(code: int) -> str:

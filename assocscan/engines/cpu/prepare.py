@@ -113,9 +113,7 @@ def kernel_of(spec: Spec, layout: Layout, lanes: list[CollapsedDim]) -> Kernel:
         spec.boundary, (),
     )  # fmt: skip
     leaves = [layout.leaves.get(name) for name in kernel.leaves]
-    return replace(
-        kernel, access=tuple(access_of(walk, lanes, kernel.is_small) for walk in leaves)
-    )
+    return replace(kernel, access=tuple(access_of(walk, lanes, kernel.is_small) for walk in leaves))
 
 
 def plan_of(
@@ -170,9 +168,7 @@ def elements_last(order: Order, dims: int) -> Order:
     return (*order, *range(len(order), dims))
 
 
-def access_of(
-    walk: LeafStrides | None, lanes: list[CollapsedDim], is_small: bool
-) -> Access | None:
+def access_of(walk: LeafStrides | None, lanes: list[CollapsedDim], is_small: bool) -> Access | None:
     """How the kernel reads or writes a leaf of these strides; is_small: whether a step is."""
     if walk is None:
         return None
