@@ -221,6 +221,17 @@ HABITS: list[Refused] = [
      ["init is 300, which torch.int8 cannot hold"]),
     (lambda: assocscan.discounted_returns(x, 1e39), ScanTypeError,
      ["discount is 1e+39, which torch.float32 cannot hold"]),
+    (lambda: assocscan.discounted_returns(x, mask), ScanTypeError,
+     ["discount is a mask of bool, expected a number or a tensor of numbers; were discount and "
+      "done swapped?"]),
+    (lambda: assocscan.discounted_returns(x, True, mask), ScanTypeError,
+     ["discount is True, expected a number"]),
+    (lambda: assocscan.gae(x, x, x[0], mask, 0.9), ScanTypeError,
+     ["discount is a mask of bool", "were discount and done swapped?"]),
+    (lambda: assocscan.gae(x, x, x[0], 0.9, mask), ScanTypeError,
+     ["decay is a mask of bool", "were decay and done swapped?"]),
+    (lambda: assocscan.vtrace(x, x, x, x[0], mask), ScanTypeError,
+     ["discount is a mask of bool", "were discount and done swapped?"]),
     (lambda: assocscan.lfilter(x, x, x, init=x), ScanTypeError, ["pass zi=…"]),
     (lambda: assocscan.kalman_filter(mask=mask), ScanTypeError, ["pass observed=…"]),
 ]  # fmt: skip
