@@ -181,6 +181,16 @@ HABITS: list[Refused] = [
      ["'lambda_': there is no λ"]),
     (lambda: associative_scan(lambda a, b: a + b, x, inclusive=False), ScanValueError,
      ["declares no identity; pass init=, or declare one: monoid(identity=…)"]),
+    (lambda: associative_scan(ops.argmax, (x, x), inclusive=False), ScanValueError,
+     ["'argmax' declares no identity; pass init=(-torch.inf, -1)"]),
+    (lambda: reduce(ops.argmax, (x, x), offsets=torch.tensor([0, 3, 3, 5])), ScanValueError,
+     ["the result of an empty sequence is init or the identity, and 'argmax' declares no identity; "
+      "sequence 1 is empty (offsets[1] = offsets[2] = 3); pass init=(-torch.inf, -1)"]),
+    (lambda: reduce(ops.argmin, (x.long(), x), offsets=torch.tensor([0, 0, 5, 5])), ScanValueError,
+     ["sequence 0 is empty (offsets[0] = offsets[1] = 0), as is 1 more of 3; "
+      "pass init=(torch.iinfo(torch.int64).max, -1)"]),
+    (lambda: associative_scan(ops.argmin, (x[:0], x[:0]), return_final=True), ScanValueError,
+     ["the final carry of an empty sequence is init", "no identity; pass init=(torch.inf, -1)"]),
     (lambda: linear_recurrence(y, y, ones(5)), ScanValueError,
      ["init has shape [5]", "[2, 4], the shape of b without axis 1"]),
     (lambda: linear_recurrence(x, x, ones(3), axis=0, offsets=offsets), ScanValueError,
@@ -353,3 +363,14 @@ def test_a_line_of_the_user_is_shown_as_it_is_written() -> None:
         list(stream(failing, [x]))
     with pytest.raises(AxisError, match="out of range for chunk 0 of shape"):
         list(stream(ops.sum, [x], 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)
+@pytest.mark.parametrize("op", [ops.argmax, ops.argmin], ids=lambda op: str(op.name))
+def test_the_init_that_is_advised_for_empty_sequences(op: Any, dtype: torch.dtype) -> None:
+    x, offsets = torch.tensor([0, 0, 0, 0, 0]).to(dtype), torch.tensor([0, 3, 3, 5])
+    with pytest.raises(ScanValueError) as caught:
+        reduce(op, (x, torch.arange(5)), offsets=offsets)
+    init = eval(str(caught.value).rpartition("init=")[2], {"torch": torch})
+    value, place = reduce(op, (x, torch.arange(5)), offsets=offsets, init=init)
+    assert place.tolist() == [2, -1, 4] and value.dtype == dtype
