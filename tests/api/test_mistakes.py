@@ -171,6 +171,12 @@ HABITS: list[Refused] = [
     *((lambda f=f: f(ones(3), ones(4, 4), ones(5, 3)), ScanValueError,
        ["[3, 3] ([K, K] with K = 3 from likelihood), or [5, 3, 3] ([T, K, K], one for each step)"])
       for f in (assocscan.hmm_filter, assocscan.hmm_smoother, assocscan.viterbi)),
+    *((lambda f=f: f(ones(5), ones(5, 5), ones(5, 30)), ScanValueError,
+       ["likelihood has shape [5, 30], expected [30, 5] ([..., T, K] with K = 5 from initial and "
+        "transition); it looks transposed: pass likelihood.mT"])
+      for f in (assocscan.hmm_filter, assocscan.hmm_smoother, assocscan.viterbi)),
+    (lambda: assocscan.hmm_filter(ones(2, 10), ones(10, 10), ones(2, 30, 9)), ScanValueError,
+     ["likelihood has shape [2, 30, 9], expected [2, 30, 10]"]),
     (lambda: matrix_recurrence(ones(4, 4), y, ones(3, 4)), ScanValueError,
      ["init has shape [3, 4], which does not broadcast to [2, 4], the shape of b without axis 1"]),
     (lambda: assocscan.run_length_encode(x, offsets=offsets), ScanTypeError,
