@@ -248,6 +248,12 @@ HABITS: list[Refused] = [
      ["decay is a mask of bool", "were decay and done swapped?"]),
     (lambda: assocscan.vtrace(x, x, x, x[0], mask), ScanTypeError,
      ["discount is a mask of bool", "were discount and done swapped?"]),
+    (lambda: linear_recurrence(x, 0.9, axis=0), ScanTypeError,  # type: ignore[call-overload]
+     ["b is the float 0.9, expected a tensor; were a and b swapped? linear_recurrence(0.9, x)"]),
+    (lambda: linear_recurrence(x, 2, 1.0, 0), ScanTypeError,  # type: ignore[call-overload]
+     ["b is the int 2", "linear_recurrence(2, x)", "torch.full_like(a, 2)"]),
+    (lambda: assocscan.ewm_mean(x, halflife=3), ScanTypeError,  # type: ignore[call-arg]
+     ["'halflife': pass alpha=1 - 0.5 ** (1 / halflife)"]),
     (lambda: assocscan.lfilter(x, x, x, init=x), ScanTypeError, ["pass zi=…"]),
     (lambda: assocscan.kalman_filter(mask=mask), ScanTypeError, ["pass observed=…"]),
 ]  # fmt: skip
