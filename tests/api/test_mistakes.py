@@ -386,3 +386,20 @@ def test_the_init_that_is_advised_for_empty_sequences(op: Any, dtype: torch.dtyp
     init = eval(str(caught.value).rpartition("init=")[2], {"torch": torch})
     value, place = reduce(op, (x, torch.arange(5)), offsets=offsets, init=init)
     assert place.tolist() == [2, -1, 4] and value.dtype == dtype
+
+
+@pytest.mark.parametrize("function", [assocscan.ewm_mean, assocscan.ewm_var])
+def test_the_advice_for_irregular_times_is_right(function: Any) -> None:
+    """Ten steps of one distance: then it is an alpha."""
+    x, times, halflife = torch.rand(10), torch.arange(10.0) * 2, 3
+    with pytest.raises(ScanTypeError) as caught:
+        function(x, halflife=halflife, times=times)
+    said = str(caught.value)
+    assert "associative_scan(ops.ema, (x, decay), axis)" in said and "alpha=" not in said
+    assert "0.5 ** (times.diff(prepend=times[:1]) / halflife)" in said
+    decay = 0.5 ** (times.diff(prepend=times[:1]) / halflife)
+    want = assocscan.ewm_mean(x, 1 - 0.5 ** (2 / halflife))
+    torch.testing.assert_close(associative_scan(ops.ema, (x, decay), 0), want)
+    variance = associative_scan(ops.ema_variance, (x, decay), 0)[1]
+    want = assocscan.ewm_var(x, 1 - 0.5 ** (2 / halflife), bias=True)
+    torch.testing.assert_close(variance, want)
