@@ -327,7 +327,7 @@ def _generated(call: ScanCall, backend: str, entry: CacheEntry | None) -> Result
     if backend != "auto":
         raise BackendError(f"the {backend} backend cannot run {call.operator.name!r}: {reason}")
     if reason == SIZE_0 and backend == "auto":
-        return None  # without a warning: the user asked for no numbers, and waits for none
+        return None  # without a warning: it is no fault of the operator
     # A reason that concerns this machine gives one warning; others give one for each operator.
     machine_reasons = (*backends.availability().values(), tracer.why_unavailable())
     operator = None if reason in machine_reasons else call.operator
