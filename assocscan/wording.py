@@ -120,9 +120,13 @@ def fitting_view(
     return ""
 
 
-def no_final_of_empty(operator: str) -> str:
-    """Why the final carry of an empty sequence is undefined."""
+def no_final_of_empty(
+    operator: str, what: str = "final carry", which: str = "", start: str = "init="
+) -> str:
+    """Why the final carry of an empty sequence is undefined, or what else `what` calls it.
+
+    which: what is known of the empty sequences. start: what to pass."""
     return (
-        f"the final carry of an empty sequence is init or the identity, and {operator!r} declares "
-        "no identity; pass init="
+        f"the {what} of an empty sequence is init or the identity, and {operator!r} declares no "
+        f"identity{f'; {which}' if which else ''}; pass {start}"
     )

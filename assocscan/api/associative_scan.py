@@ -37,6 +37,7 @@ from ..torch_state import (
     needs_dispatcher,
 )
 from ..trace import tracer_import as tracer
+from ..trace.traced_monoid import SIZE_0
 from . import custom_adjoint
 from .bind_arguments import bind
 from .caches.call_cache import cache_call, converted_results
@@ -325,6 +326,8 @@ def _generated(call: ScanCall, backend: str, entry: CacheEntry | None) -> Result
         reason = why_not_meta(backend)
     if backend != "auto":
         raise BackendError(f"the {backend} backend cannot run {call.operator.name!r}: {reason}")
+    if reason == SIZE_0 and backend == "auto":
+        return None  # without a warning: it is no fault of the operator
     # A reason that concerns this machine gives one warning; others give one for each operator.
     machine_reasons = (*backends.availability().values(), tracer.why_unavailable())
     operator = None if reason in machine_reasons else call.operator

@@ -34,12 +34,13 @@ from ..monoids.raw_callables import SliceFunction, slice_function
 from ..program.operator import Leaf
 from ..pytrees import TreeSpec, align, flatten, template
 from ..runtime.scan_call import ScanCall
-from ..torch_state import is_symbolic, needs_dispatcher, same_shape
+from ..torch_state import is_symbolic, same_shape
 from ..trace.expected_structure import require_carry, require_function
 from ..trace.fx_trace import isolated
 from ..trace.trace_slices import trace_slices
 from ..trace.traced_monoid import TracedMonoid, untraced
-from ..wording import fitting_view, kind_of, no_final_of_empty, shown
+from ..wording import fitting_view, kind_of, shown
+from .empty_sequences import has_known_empty_sequence, no_final, start_to_pass
 
 
 def bind(
@@ -52,10 +53,12 @@ def bind(
     return_final: bool,
     offsets: torch.Tensor | None,
     names: LeafNames = OWN,
+    final_only: bool = False,
 ) -> ScanCall:
     """Check and normalise the arguments of `associative_scan`.
 
     names: what errors call the leaves of xs and init.
+    final_only: whether it is a call of `reduce`.
     """
     operator = resolve_operator(op, xs)
     leaves, spec = flatten(xs)
@@ -84,7 +87,7 @@ def bind(
         # A placeholder: the trace of a raw callable costs more than the checks, so it comes after.
         traced = untraced(spec, elements, "")
     call = ScanCall(operator, traced, spec, leaves, ndims, batch, axis, reverse, inclusive, None,
-                    return_final, offsets)  # fmt: skip
+                    return_final, offsets, final_only)  # fmt: skip
     if init is None:
         require_identity(call)
     if isinstance(operator, SliceFunction):
@@ -398,25 +401,14 @@ def bind_number(
 def require_identity(call: ScanCall) -> None:
     """Raise ScanValueError where a call without init needs an identity and the operator has none:
     an exclusive scan, and the final carry of an empty sequence."""
-    has_identity = call.traced.identity is not None
-    if not call.inclusive and not has_identity:
+    if call.traced.identity is not None:
+        return
+    if not call.inclusive:
+        start = start_to_pass(call)
+        declared = ", or declare one: monoid(identity=…)" if start == "init=" else ""
         raise ScanValueError(
             f"an exclusive scan needs an identity or init, and {call.operator.name!r} declares no "
-            "identity; pass init=, or declare one: monoid(identity=…)"
+            f"identity; pass {start}{declared}"
         )
-    if call.return_final and not has_identity and has_known_empty_sequence(call):
-        raise ScanValueError(no_final_of_empty(call.operator.name))
-
-
-def has_known_empty_sequence(call: ScanCall) -> bool:
-    """Whether a sequence is empty, as far as this can be known without waiting for a GPU."""
-    if call.offsets is None:
-        return call.length == 0
-    if call.length == 0:
-        return call.offsets.shape[0] > 1
-    # Reading offsets on a GPU would synchronise, so they are not read: kernels then leave the final
-    # carry of an empty sequence undefined. Under a tracer or a transform, the operation
-    # `torch.ops.assocscan.scan` checks the offsets when it runs. The eager engine always does.
-    if call.offsets.device.type != "cpu" or needs_dispatcher():
-        return False
-    return bool((call.offsets.diff() == 0).any())
+    if call.return_final and has_known_empty_sequence(call):
+        raise no_final(call)

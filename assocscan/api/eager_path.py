@@ -36,7 +36,7 @@ from ..torch_state import innermost, is_traced, needs_dispatcher, without_autoca
 from ..trace.fx_trace import isolated
 from ..trace.missing_dtypes import is_missing
 from ..trace.traced_monoid import lift_arguments
-from ..wording import no_final_of_empty
+from .empty_sequences import no_final
 
 Tensors = list[torch.Tensor]
 
@@ -357,7 +357,7 @@ def final_of_empty(call: ScanCall, carry: Tensors | None) -> Tensors:
     is wanted and there is none. `bind` checks this only where it can read the offsets (not on a GPU
     or under a tracer)."""
     if carry is None and call.return_final:
-        raise ScanValueError(no_final_of_empty(call.operator.name))
+        raise no_final(call)
     return list(carry or ())
 
 

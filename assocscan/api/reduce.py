@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import torch
@@ -20,8 +19,9 @@ from ..runtime.native import runner
 from ..runtime.prepared.prepared_call import entry_of
 from ..runtime.scan_call import ScanCall
 from .associative_scan import run_call
-from .bind_arguments import bind, has_known_empty_sequence
+from .bind_arguments import bind
 from .eager_path import lowered, widen
+from .empty_sequences import has_known_empty_sequence
 from .flags_and_backends import checked_backend, flag
 from .tensor_subclasses import axis_meant, checked, handed_over, holds_dtensors, overridden
 
@@ -139,8 +139,7 @@ def reduce(
     if type(xs) is not torch.Tensor and holds_dtensors(xs):
         options = {"reverse": reverse, "init": init, "offsets": offsets, "backend": backend}
         return HOOKS.of_dtensors(reduce, op, xs, axis, **options)
-    call = bind(op, xs, axis, flag("reverse", reverse), True, init, True, offsets)
-    call = replace(call, final_only=True)
+    call = bind(op, xs, axis, flag("reverse", reverse), True, init, True, offsets, final_only=True)
     require_last_inputs(call)
     _, finals, _ = run_call(call, backend, entry)
     return reduced(call, finals, last_inputs(call) if call.operator.lower_takes_inputs else [])

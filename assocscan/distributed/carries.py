@@ -15,6 +15,7 @@ import torch
 
 from ..api.associative_scan import associative_scan, run_call
 from ..api.eager_path import carry_of
+from ..api.empty_sequences import no_final
 from ..errors import ScanValueError
 from ..monoids.combinators import with_lower
 from ..monoids.monoid import Monoid
@@ -25,7 +26,6 @@ from ..runtime.scan_call import ScanCall
 from ..runtime.vectors.handed_totals import HandedTotals
 from ..torch_private import all_gather_bytes
 from ..torch_state import needs_dispatcher
-from ..wording import no_final_of_empty
 from .collectives import gather, token_of
 from .ranks import Ranks
 
@@ -121,7 +121,7 @@ def part_of(call: ScanCall, ranks: Ranks, backend: str, lengths: Sequence[int] |
         contributing = [rank for rank in order if lengths[rank] or rank == first]
     if not contributing and (call.final_only or call.return_final):
         if call.traced.identity is None:
-            raise ScanValueError(no_final_of_empty(call.operator.name))
+            raise no_final(call)
         contributing = order
     return Part(call, ranks, backend, tuple(contributing))
 

@@ -210,9 +210,9 @@ def cummax(
     Returns (values, indices) in the shape of x, values in its dtype, indices int64 positions on
     the axis. At ties the index is the one met last and NaN is greater than all else, as in
     torch.cummax. `reverse` scans from the end of the axis; the positions are still counted from
-    its start, and the one met last is then the smallest. So they are where `offsets` packs several
-    sequences along it, or `reset` (as in `cumsum`) marks steps with which the maximum starts
-    afresh.
+    its start, and the one met last is then the smallest. `reset` (as in `cumsum`) marks steps with
+    which the maximum starts afresh. With `offsets` or `reset`, too, positions count from the start
+    of the axis, not of the sequence; subtract offsets[s].
 
     `offsets`, int64 or int32 [S + 1], are the boundaries of S sequences packed along the axis;
     they, `backend` and `deterministic` mean what they mean in `associative_scan`.

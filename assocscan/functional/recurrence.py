@@ -13,6 +13,7 @@ from ..api.flags_and_backends import flag
 from ..api.tensor_subclasses import handed_over, overridden
 from ..caching.bounded import BoundedCache
 from ..engines.base.persistent_tensors import make_lasting
+from ..errors import ScanTypeError
 from ..hooks import HOOKS
 from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
 from ..monoids.combinators import segmented
@@ -231,7 +232,7 @@ def _recur(
     reset: a mask of steps at which h[t] = b[t], whatever a and h are there. options: of
         `associative_scan`.
     """
-    require_tensor("b", b)
+    require_b(a, b)
     names, mask = NAMES, None
     if reset is not None:
         refuse_offsets(options["offsets"])
@@ -253,6 +254,17 @@ def _recur(
         return named_reduce(names, op, xs, axis, reverse, init=carry, **options)[1]
     found = named_scan(names, op, xs, axis, reverse, init=carry, return_final=is_wanted, **options)
     return (found[0], found[1][0]) if is_wanted and mask is not None else found
+
+
+def require_b(a: object, b: object) -> None:
+    """Raise ScanTypeError where b is no tensor. Of the two, only a may be a number."""
+    if isinstance(a, Tensor) and isinstance(b, (int, float, complex)):
+        raise ScanTypeError(
+            f"b is the {type(b).__name__} {b}, expected a tensor; were a and b swapped? "
+            f"linear_recurrence({b}, x) is h[t] = {b} · h[t−1] + x[t]; what is added at each step "
+            f"may be torch.full_like(a, {b})"
+        )
+    require_tensor("b", b)
 
 
 def operands(
@@ -287,6 +299,7 @@ def _operands(
     a: Tensor | Number, b: Tensor, init: Tensor | Number | None
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None, torch.dtype]:
     """a in the shape of b, the state that enters, and the dtype of the recurrence."""
+    require_b(a, b)
     check_tensor("b", b)
     dtype = recurrence_dtype(a, b, init)
     a = multiplier(a, dtype, b.device, "a")

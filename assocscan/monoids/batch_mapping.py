@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,11 +37,11 @@ def map_elements(
     if pointwise:
         results = [r.expand(batch) for r in flat(*arguments)]
         return results, structure[-1]
+    count = math.prod(batch)  # a -1 would be ambiguous where an element has size 0
     merged = [
-        t.expand((*batch, *t.shape[t.dim() - n :])).reshape(-1, *t.shape[t.dim() - n :])
+        t.expand((*batch, *t.shape[t.dim() - n :])).reshape(count, *t.shape[t.dim() - n :])
         for t, n in zip(arguments, ndims, strict=True)
     ]
-    count = merged[0].shape[0]
     if count == 0:  # vmap needs a row: one of zeros is mapped and dropped, which autograd records
         merged = [torch.cat([m, m.new_zeros(1, *m.shape[1:])]) for m in merged]
     mapped = torch.vmap(flat, randomness="different")(*merged)

@@ -162,6 +162,8 @@ def described(
     known = [p.name for p in parameters if p.kind in _NAMED]
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     said = []
+    if {"times", "halflife"} <= {*unknown}:  # one alpha stands for a halflife in steps, not in time
+        unknown = {key: value for key, value in unknown.items() if key != "halflife"}
     if unknown:
         found = "; ".join(advice(key, value, known) for key, value in unknown.items())
         said.append(f"{name}() has no {found}")

@@ -238,7 +238,7 @@ class Monoid:
         return HOOKS.monoid_source(self, target, like)
 
     def check(self, like: Any = None, samples: Any = 100) -> None:
-        """Test associativity, and the identity where there is one, on random states.
+        """Test associativity, and the identity where there is one, on random states and itself.
 
         They are random inputs, after `lift` where there is one. Half of the inputs have numbers of
         size 1 (integers up to 20), the others of up to 10⁴, where an operator may saturate.

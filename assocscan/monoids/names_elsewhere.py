@@ -122,6 +122,12 @@ INSTEAD: dict[str, Instead] = {
     "span": Instead("pass alpha=2 / (span + 1)", "alpha"),
     "com": Instead("pass alpha=1 / (com + 1)", "alpha"),
     "halflife": Instead("pass alpha=1 - 0.5 ** (1 / halflife)", "alpha"),
+    "times": Instead(
+        "averages at irregular times are associative_scan(ops.ema, (x, decay), axis), variances "
+        "ops.ema_variance, where decay, in the shape of x, is 0.5 ** (NAME.diff(prepend=NAME[:1]) "
+        "/ halflife), that of the time since the step before: docs/which_function.md shows how",
+        "alpha",
+    ),
     "min_periods": Instead(
         "leave it out, and put NaN where cumsum(~x.isnan()) is below min_periods", "alpha"
     ),

@@ -14,7 +14,7 @@ from ..engines.base.shifted_leaves import sequence_of_steps
 from ..errors import ScanTypeError, ScanValueError
 from ..wording import kind_of
 from .recurrent_layer import RecurrentLayer, recurrent
-from .states import Run, of_sequences, require_sizes
+from .states import Run, of_sequences, require_sizes, squeezed
 
 
 def halos(width: int) -> int:
@@ -55,7 +55,7 @@ class CausalConv(RecurrentLayer[Tensor]):
         return self.weight.shape[0], self.weight
 
     def _check_state(self, state: Any, x: Tensor, offsets: Tensor | None = None) -> None:
-        """Nothing: `convolved` refuses a state that does not fit."""
+        require_inputs(state, self.weight, x, offsets, "state")
 
     def _along(self, x: Tensor, state: Tensor | None, run: Run) -> tuple[Tensor, Tensor]:
         # torch's convolution is a correlation: its first weight meets the earliest input.
@@ -64,6 +64,31 @@ class CausalConv(RecurrentLayer[Tensor]):
     def _at(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         y, state = self(x[:, None], state)
         return y[:, 0], state
+
+
+def require_inputs(
+    state: object, weight: Tensor, x: Tensor, offsets: Tensor | None, called: str = "state"
+) -> None:
+    """Refuse a state of a convolution that is not in the shape of the last inputs; None is one that
+    is not there yet.
+
+    weight: of the convolution, its channels first and its width last. x: what the caller passed to
+    the layer, whatever of it enters the convolution. called: where the layer has the state.
+    """
+    if state is None:
+        return
+    alone = x.shape[0], weight.shape[-1] - 1, weight.shape[0]
+    shape, names = of_sequences(offsets, alone, "[B, conv_width − 1, channels]")
+    if not isinstance(state, Tensor):
+        raise ScanTypeError(
+            f"the state of the convolution is {kind_of(state)}, expected a tensor {names}"
+        )
+    if state.dim() != len(shape) or state.shape != shape:
+        raise ScanValueError(
+            f"the state of the convolution has shape {list(state.shape)}, expected "
+            f"{list(shape)}: {names} of x {list(x.shape)}; a state belongs to the layer and the "
+            f"batch that it came from{squeezed(called, state.shape, shape)}"
+        )
 
 
 def convolved(
@@ -75,20 +100,10 @@ def convolved(
     """
     channels, width = weight.shape
     reverse, group, offsets = run
-    alone = x.shape[0], width - 1, channels
-    shape, names = of_sequences(offsets, alone, "[B, conv_width − 1, channels]")
-    if state is not None and not isinstance(state, Tensor):
-        raise ScanTypeError(
-            f"the state of the convolution is {kind_of(state)}, expected a tensor {names}"
-        )
+    require_inputs(state, weight, x, offsets)
     if state is None:
-        state = x.new_zeros(shape)
-    elif state.dim() != len(shape) or state.shape != shape:
-        raise ScanValueError(
-            f"the state of the convolution has shape {list(state.shape)}, expected "
-            f"{list(shape)}: {names} of x {list(x.shape)}; a state belongs to the layer and the "
-            "batch that it came from"
-        )
+        alone = x.shape[0], width - 1, channels
+        state = x.new_zeros(of_sequences(offsets, alone, "")[0])
     leaving = None
     if group is not None and halos(width):
         from ..distributed.halo import halo

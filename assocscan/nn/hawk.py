@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from ..torch_state import loadable
-from .causal_conv import CausalConv
+from .causal_conv import CausalConv, require_inputs
 from .norm_linear_gelu import NormLinearGELU
 from .over_ranks import headers_of
 from .recurrent_layer import RecurrentLayer, recurrent
 from .rglru import RGLRU
-from .states import Run, require_pair, require_sizes, weight_of
+from .states import Run, require_pair, require_sizes, require_state, weight_of
 
 
 @loadable
@@ -71,6 +71,9 @@ class Hawk(RecurrentLayer[HawkState]):
 
     def _check_state(self, state: Any, x: Tensor, offsets: Tensor | None = None) -> None:
         require_pair(state, "(conv, recurrence)")
+        width = self.conv.weight.shape[0]
+        require_inputs(state[0], self.conv.weight, x, offsets, "state.conv")
+        require_state(state[1], (x.shape[0], width), "[B, width]", x, offsets, "state.recurrence")
 
     def _along(self, x: Tensor, state: HawkState | None, run: Run) -> tuple[Tensor, HawkState]:
         conv, recurrence = state or (None, None)

@@ -15,7 +15,7 @@ from ..api.flags_and_backends import flag
 from ..errors import ScanValueError
 from ..functional.selective_scan import NAMES, scan_by, scan_channels
 from ..torch_state import loadable
-from .causal_conv import convolved, halos
+from .causal_conv import convolved, halos, require_inputs
 from .recurrent_layer import RecurrentLayer, recurrent
 from .rglru import inverse_softplus
 from .states import (
@@ -24,6 +24,7 @@ from .states import (
     of_sequences,
     require_pair,
     require_sizes,
+    squeezed,
     weight_of,
 )
 
@@ -120,9 +121,10 @@ class Mamba(RecurrentLayer[MambaState]):
         if state[1] is not None and state[1].shape != wanted:
             raise ScanValueError(
                 f"the state of the scan has shape {list(state[1].shape)}, expected {list(wanted)}: "
-                f"{names} of x {list(x.shape)}; a state belongs to the layer and the "
-                "batch that it came from"
+                f"{names} of x {list(x.shape)}; a state belongs to the layer and the batch that it "
+                f"came from{squeezed('state.scan', state[1].shape, wanted)}"
             )
+        require_inputs(state[0], self.conv1d.weight, x, offsets, "state.conv")
 
     def _along(self, x: Tensor, state: MambaState | None, run: Run) -> tuple[Tensor, MambaState]:
         entering, init = state or (None, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -125,6 +126,15 @@ def require_state(
             f"{list(x.shape)}; a state belongs to the layer and the batch that it came from"
             f"{fitting_view(called, state.shape, shape)}"
         )
+
+
+def squeezed(called: str, given: Sequence[int], shape: Sequence[int]) -> str:
+    """The end of the message for a state that has one dimension of size 1 too many, as one that
+    packed sequences left, [S, 1, …]; else empty. called: what errors call it."""
+    for d, n in enumerate(given):
+        if n == 1 and (*given[:d], *given[d + 1 :]) == tuple(shape):
+            return f"; pass {called}.squeeze({d})"
+    return ""
 
 
 def require_carry(

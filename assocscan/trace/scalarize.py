@@ -9,6 +9,7 @@ the FX node and its arguments.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -58,8 +59,8 @@ class Unroll(GraphWalk):
         axes = sorted({d % rank for d in ([axes] if isinstance(axes, int) else axes)})
         kept = [d for d in range(x.ids.dim()) if d not in axes]
         shape = [x.shape[d] for d in kept]
-        flat = x.move(lambda p: p.permute((*kept, *axes)).reshape((*shape, -1)))
-        count = flat.shape[-1]
+        count = math.prod(x.shape[d] for d in axes)
+        flat = x.move(lambda p: p.permute((*kept, *axes)).reshape((*shape, count)))
         if count == 0 and empty is None:
             raise UnsupportedOperation("a reduction over no elements")
         if count == 0:

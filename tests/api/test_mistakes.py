@@ -171,6 +171,12 @@ HABITS: list[Refused] = [
     *((lambda f=f: f(ones(3), ones(4, 4), ones(5, 3)), ScanValueError,
        ["[3, 3] ([K, K] with K = 3 from likelihood), or [5, 3, 3] ([T, K, K], one for each step)"])
       for f in (assocscan.hmm_filter, assocscan.hmm_smoother, assocscan.viterbi)),
+    *((lambda f=f: f(ones(5), ones(5, 5), ones(5, 30)), ScanValueError,
+       ["likelihood has shape [5, 30], expected [30, 5] ([..., T, K] with K = 5 from initial and "
+        "transition); it looks transposed: pass likelihood.mT"])
+      for f in (assocscan.hmm_filter, assocscan.hmm_smoother, assocscan.viterbi)),
+    (lambda: assocscan.hmm_filter(ones(2, 10), ones(10, 10), ones(2, 30, 9)), ScanValueError,
+     ["likelihood has shape [2, 30, 9], expected [2, 30, 10]"]),
     (lambda: matrix_recurrence(ones(4, 4), y, ones(3, 4)), ScanValueError,
      ["init has shape [3, 4], which does not broadcast to [2, 4], the shape of b without axis 1"]),
     (lambda: assocscan.run_length_encode(x, offsets=offsets), ScanTypeError,
@@ -181,6 +187,16 @@ HABITS: list[Refused] = [
      ["'lambda_': there is no λ"]),
     (lambda: associative_scan(lambda a, b: a + b, x, inclusive=False), ScanValueError,
      ["declares no identity; pass init=, or declare one: monoid(identity=…)"]),
+    (lambda: associative_scan(ops.argmax, (x, x), inclusive=False), ScanValueError,
+     ["'argmax' declares no identity; pass init=(-torch.inf, -1)"]),
+    (lambda: reduce(ops.argmax, (x, x), offsets=torch.tensor([0, 3, 3, 5])), ScanValueError,
+     ["the result of an empty sequence is init or the identity, and 'argmax' declares no identity; "
+      "sequence 1 is empty (offsets[1] = offsets[2] = 3); pass init=(-torch.inf, -1)"]),
+    (lambda: reduce(ops.argmin, (x.long(), x), offsets=torch.tensor([0, 0, 5, 5])), ScanValueError,
+     ["sequence 0 is empty (offsets[0] = offsets[1] = 0), as is 1 more of 3; "
+      "pass init=(torch.iinfo(torch.int64).max, -1)"]),
+    (lambda: associative_scan(ops.argmin, (x[:0], x[:0]), return_final=True), ScanValueError,
+     ["the final carry of an empty sequence is init", "no identity; pass init=(torch.inf, -1)"]),
     (lambda: linear_recurrence(y, y, ones(5)), ScanValueError,
      ["init has shape [5]", "[2, 4], the shape of b without axis 1"]),
     (lambda: linear_recurrence(x, x, ones(3), axis=0, offsets=offsets), ScanValueError,
@@ -221,6 +237,23 @@ HABITS: list[Refused] = [
      ["init is 300, which torch.int8 cannot hold"]),
     (lambda: assocscan.discounted_returns(x, 1e39), ScanTypeError,
      ["discount is 1e+39, which torch.float32 cannot hold"]),
+    (lambda: assocscan.discounted_returns(x, mask), ScanTypeError,
+     ["discount is a mask of bool, expected a number or a tensor of numbers; were discount and "
+      "done swapped?"]),
+    (lambda: assocscan.discounted_returns(x, True, mask), ScanTypeError,
+     ["discount is True, expected a number"]),
+    (lambda: assocscan.gae(x, x, x[0], mask, 0.9), ScanTypeError,
+     ["discount is a mask of bool", "were discount and done swapped?"]),
+    (lambda: assocscan.gae(x, x, x[0], 0.9, mask), ScanTypeError,
+     ["decay is a mask of bool", "were decay and done swapped?"]),
+    (lambda: assocscan.vtrace(x, x, x, x[0], mask), ScanTypeError,
+     ["discount is a mask of bool", "were discount and done swapped?"]),
+    (lambda: linear_recurrence(x, 0.9, axis=0), ScanTypeError,  # type: ignore[call-overload]
+     ["b is the float 0.9, expected a tensor; were a and b swapped? linear_recurrence(0.9, x)"]),
+    (lambda: linear_recurrence(x, 2, 1.0, 0), ScanTypeError,  # type: ignore[call-overload]
+     ["b is the int 2", "linear_recurrence(2, x)", "torch.full_like(a, 2)"]),
+    (lambda: assocscan.ewm_mean(x, halflife=3), ScanTypeError,  # type: ignore[call-arg]
+     ["'halflife': pass alpha=1 - 0.5 ** (1 / halflife)"]),
     (lambda: assocscan.lfilter(x, x, x, init=x), ScanTypeError, ["pass zi=…"]),
     (lambda: assocscan.kalman_filter(mask=mask), ScanTypeError, ["pass observed=…"]),
 ]  # fmt: skip
@@ -342,3 +375,31 @@ def test_a_line_of_the_user_is_shown_as_it_is_written() -> None:
         list(stream(failing, [x]))
     with pytest.raises(AxisError, match="out of range for chunk 0 of shape"):
         list(stream(ops.sum, [x], 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)
+@pytest.mark.parametrize("op", [ops.argmax, ops.argmin], ids=lambda op: str(op.name))
+def test_the_init_that_is_advised_for_empty_sequences(op: Any, dtype: torch.dtype) -> None:
+    x, offsets = torch.tensor([0, 0, 0, 0, 0]).to(dtype), torch.tensor([0, 3, 3, 5])
+    with pytest.raises(ScanValueError) as caught:
+        reduce(op, (x, torch.arange(5)), offsets=offsets)
+    init = eval(str(caught.value).rpartition("init=")[2], {"torch": torch})
+    value, place = reduce(op, (x, torch.arange(5)), offsets=offsets, init=init)
+    assert place.tolist() == [2, -1, 4] and value.dtype == dtype
+
+
+@pytest.mark.parametrize("function", [assocscan.ewm_mean, assocscan.ewm_var])
+def test_the_advice_for_irregular_times_is_right(function: Any) -> None:
+    """Ten steps of one distance: then it is an alpha."""
+    x, times, halflife = torch.rand(10), torch.arange(10.0) * 2, 3
+    with pytest.raises(ScanTypeError) as caught:
+        function(x, halflife=halflife, times=times)
+    said = str(caught.value)
+    assert "associative_scan(ops.ema, (x, decay), axis)" in said and "alpha=" not in said
+    assert "0.5 ** (times.diff(prepend=times[:1]) / halflife)" in said
+    decay = 0.5 ** (times.diff(prepend=times[:1]) / halflife)
+    want = assocscan.ewm_mean(x, 1 - 0.5 ** (2 / halflife))
+    torch.testing.assert_close(associative_scan(ops.ema, (x, decay), 0), want)
+    variance = associative_scan(ops.ema_variance, (x, decay), 0)[1]
+    want = assocscan.ewm_var(x, 1 - 0.5 ** (2 / halflife), bias=True)
+    torch.testing.assert_close(variance, want)

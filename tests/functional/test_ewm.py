@@ -13,7 +13,16 @@ import torch
 from table import Engine
 from torch import Tensor
 
-from assocscan import AxisError, ScanTypeError, ScanValueError, ewm_mean, ewm_var
+from assocscan import (
+    AxisError,
+    ScanTypeError,
+    ScanValueError,
+    associative_scan,
+    ewm_mean,
+    ewm_var,
+    linear_recurrence,
+    ops,
+)
 
 F64, NAN = torch.float64, math.nan
 MODES = list(itertools.product((True, False), (True, False)))
@@ -275,3 +284,20 @@ x = torch.ones(4, 5)
 def test_refused(call: Callable[[], Tensor], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         call()
+
+
+def test_series_in_chunks() -> None:
+    """As the docstring says how they go on."""
+    x, alpha, axis = torch.rand(3, 20, dtype=torch.float64), 0.3, 1
+    parts, y = [], ewm_mean(x[:, :8], alpha, adjust=False)
+    parts.append(y)
+    for chunk in (x[:, 8:9], x[:, 9:]):
+        b, last = alpha * chunk, parts[-1][:, -1]
+        parts.append(linear_recurrence(1 - alpha, b, init=last, axis=axis))
+    torch.testing.assert_close(torch.cat(parts, 1), ewm_mean(x, alpha, adjust=False))
+    state, parts = None, []
+    for chunk in (x[:, :8], x[:, 8:9], x[:, 9:]):
+        decay = torch.tensor(1 - alpha, dtype=x.dtype).expand(chunk.shape)
+        y, state = associative_scan(ops.ema, (chunk, decay), axis, init=state, return_final=True)
+        parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, 1), ewm_mean(x, alpha))

@@ -11,7 +11,16 @@ import torch
 from table import GPU, Engine
 from torch import Tensor
 
-from assocscan import ScanTypeError, ScanValueError, matrix_recurrence
+from assocscan import (
+    Monoid,
+    ScanTypeError,
+    ScanValueError,
+    associative_scan,
+    matrix_recurrence,
+    ops,
+    reduce,
+    windowed,
+)
 from assocscan.functional.vector_recurrences import kernel_side
 from assocscan.runtime.backends import availability
 
@@ -136,3 +145,36 @@ def test_the_walk_under_autocast() -> None:
     want = matrix_recurrence(A, b)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(matrix_recurrence(A, b), want)
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+def test_matrices_of_size_0(backend: str) -> None:
+    """Empty results of the right shapes, as those of torch's products, and empty gradients."""
+    A, b = torch.zeros(2, 5, 0, 0, requires_grad=True), torch.zeros(2, 5, 0, requires_grad=True)
+    h, final = matrix_recurrence(A, b, b[:, 0], return_final=True, backend=backend)
+    last = matrix_recurrence(A, b, return_final="only", backend=backend)
+    assert (h.shape, final.shape, last.shape) == (b.shape, (2, 0), (2, 0))
+    products = associative_scan(ops.matmul, A, 1, backend=backend)
+    both = associative_scan(ops.matrix_affine, (A, b), -1, True, False, backend=backend)
+    assert products.shape == A.shape and [t.shape for t in both] == [A.shape, b.shape]
+    assert reduce(ops.matmul, A, 1, backend=backend).shape == (2, 0, 0)
+    assert windowed(ops.matmul, A[0], 3, 0, backend=backend).shape == (5, 0, 0)
+    total = sum(t.sum() for t in (h, final, last, products, *both))
+    assert [g.shape for g in torch.autograd.grad(total, (A, b))] == [A.shape, b.shape]
+    offsets = torch.tensor([0, 2, 2, 5])
+    packed = matrix_recurrence(
+        A[0], b[0], axis=0, offsets=offsets, return_final="only", backend=backend
+    )
+    assert packed.shape == (3, 0)
+
+
+def test_a_size_of_0_beside_numbers() -> None:
+    op = Monoid(
+        lambda left, right: (left[0] + right[0], left[1] + right[1] * (1 + right[0].sum())),
+        element_ndim=(1, 0), identity=(0.0, 0.0), name="a vector and a number",
+    )  # fmt: skip
+    x = torch.rand(5, requires_grad=True)
+    vectors, sums = associative_scan(op, (torch.zeros(5, 0), x))
+    assert vectors.shape == (5, 0)
+    torch.testing.assert_close(sums, x.cumsum(0))
+    torch.testing.assert_close(torch.autograd.grad(sums.sum(), x)[0], 5 - torch.arange(5.0))

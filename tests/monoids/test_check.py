@@ -94,3 +94,31 @@ def test_samples_are_blamed_for_their_type() -> None:
 def test_a_flag_is_no_number_of_samples(samples: bool) -> None:
     with pytest.raises(ScanTypeError, match=f"^samples is {samples}, expected how many states"):
         ops.sum.check(samples=samples)
+
+
+def naive_welford(left: Any, right: Any) -> Any:
+    """Without a guard: 0 / 0 where both counts are 0."""
+    n1, mean1, m1 = left
+    n2, mean2, m2 = right
+    n, delta = n1 + n2, mean2 - mean1
+    return n, mean1 + delta * (n2 / n), m1 + m2 + delta**2 * n1 * n2 / n
+
+
+def test_the_identity_is_combined_with_itself() -> None:
+    """Counts that are drawn are not 0, so that only e ∘ e divides by 0."""
+    op = Monoid(naive_welford, identity=(0.0, 0.0, 0.0), name="naive welford")
+    zero = torch.zeros(())
+    states = torch.rand(9) + 1, torch.randn(9), torch.rand(9)
+    with pytest.raises(MonoidError) as caught:
+        op.check((zero, zero, zero), samples=states)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "'naive welford' is not a monoid: its identity is not neutral in element[1]"
+    assert lines[1:] == [
+        "  e = (0.0, 0.0, 0.0)", "  e ∘ e = (0.0, nan, nan)", "  expected e = (0.0, 0.0, 0.0)",
+    ]  # fmt: skip
+
+
+def test_identities_of_the_package_are_neutral_to_themselves() -> None:
+    zero = torch.zeros(())
+    for op in (ops.welford, ops.logaddexp, ops.online_softmax, ops.compensated_sum, ops.minmax):
+        op.check(zero)

@@ -339,3 +339,23 @@ def test_refused_beside_others() -> None:
         build("CausalConv")(x, state, offsets=OFFSETS)
     with pytest.raises(ScanValueError, match=r"expected \[7, 2, 8, 3\]: \[S, B, width, states\]"):
         build("Mamba")(x, (None, sample(2, 8, 3)), offsets=OFFSETS)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if "AR-SSM" not in name])
+def test_the_advice_for_steps_after_packed_sequences_is_right(name: str) -> None:
+    """A state [S, 1, …] beside x of S rows: the error of each tensor of it names the view."""
+    layer = LAYERS[name]().double()
+    _, state = layer(torch.randn(1, L, FEATURES, dtype=F64), offsets=OFFSETS)
+    x = torch.randn(S, FEATURES, dtype=F64)
+    want, _ = layer.step(x, tree_map(lambda t: t[:, 0], state))
+    for _ in tree_leaves(state):
+        with pytest.raises(ScanValueError) as caught:
+            layer.step(x, state)
+        said = str(caught.value)
+        assert f"of x [{S}, {FEATURES}]; a state" in said and said.endswith(".squeeze(1)")
+        advised = said.rpartition("; pass ")[2]
+        part = advised.removesuffix(".squeeze(1)").removeprefix("state").removeprefix(".")
+        fitting = eval(advised, {"state": state})
+        state = state._replace(**{part: fitting}) if part else fitting
+    found, _ = layer.step(x, state)
+    torch.testing.assert_close(found, want)

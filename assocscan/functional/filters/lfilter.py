@@ -84,9 +84,9 @@ def lfilter(
     2k² where they are taken one by one; reads x, writes y. On CPUs long series of up to 7 channels
     take 2k² + 2k and read x twice. On GPUs filters of order 5 and more (4 in float64, 3 of complex
     numbers) take about 4k² and read x twice; their first call compiles for up to half a minute. On
-    CPUs the first call compiles for 5 (order 2) to 15 seconds (order 8), and its gradient for 5 to
-    25; `sosfilt` of any order compiles as order 2 does. A b that is longer than a costs 2n flops in
-    torch operations.
+    CPUs the first call and its gradient compile for seconds, the longer the higher the order
+    (docs/limits.md has the times); `sosfilt` of any order compiles as order 2 does. A b that is
+    longer than a costs 2n flops in torch operations.
 
     Source: A. H. Gray, J. D. Markel, "A normalized digital filter structure", IEEE Transactions on
     Acoustics, Speech, and Signal Processing 23(3), 1975.

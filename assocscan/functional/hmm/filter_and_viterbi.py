@@ -238,12 +238,30 @@ def checked_model(
     and the options of its scans: offsets, which are checked, backend and deterministic. A backend
     of None stands for `many_states`, whose functions compute without scans."""
     check_floats("likelihood", likelihood, initial=initial, transition=transition)
+    check_likelihood(initial, transition, likelihood)
     offsets = checked_offsets(offsets, likelihood, likelihood.dim() - 2)
     likelihood, wide = of_observed(likelihood, observed), carry_dtype(likelihood.dtype)
     model = initial.to(wide), transition.to(wide), likelihood.to(wide)
     backend = backend_of(model, offsets, backend, deterministic)
     engine = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
     return initial.dtype, model, engine
+
+
+def check_likelihood(initial: Tensor, transition: Tensor, likelihood: Tensor) -> None:
+    """Raise ScanValueError where initial and transition have as many states as each other, and
+    likelihood another number. Other checks take likelihood for right."""
+    if initial.dim() < 1 or transition.dim() < 2:
+        return
+    T, K = likelihood.shape[-2:]
+    n = initial.shape[-1]
+    if n == K or transition.shape[-2:] != (n, n):
+        return
+    hint = "; it looks transposed: pass likelihood.mT" if n == T else ""
+    raise ScanValueError(
+        f"likelihood has shape {list(likelihood.shape)}, expected "
+        f"{[*likelihood.shape[:-1], n] if n != T else [*likelihood.shape[:-2], K, T]} "
+        f"([..., T, K] with K = {n} from initial and transition){hint}"
+    )
 
 
 def of_observed(likelihood: Tensor, observed: Tensor | None) -> Tensor:

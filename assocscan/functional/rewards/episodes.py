@@ -91,8 +91,18 @@ def mask(name: str, value: Tensor | None, rewards: Tensor) -> Tensor:
 
 
 def check_number(name: str, value: object) -> None:
+    """A number or a tensor of numbers: a mask in this place is most likely `done`, and would be
+    computed with, as weights of 1 and 0."""
+    seen = f"is {value}" if isinstance(value, bool) else ""
     if not isinstance(value, (int, float)):
         check_tensor(name, value, " or a number")
+    if isinstance(value, Tensor) and value.dtype == torch.bool:
+        seen = "is a mask of bool"
+    if seen:
+        raise ScanTypeError(
+            f"{name} {seen}, expected a number or a tensor of numbers; were {name} and done "
+            "swapped?"
+        )
 
 
 def promoted_dtype(

@@ -74,7 +74,7 @@ def discounted_returns(
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
-        TypeError: rewards are not a tensor of floats.
+        TypeError: rewards are not a tensor of floats, or discount is one of bool.
         ValueError: shapes do not broadcast to that of the rewards; one of `truncated` and
             `next_values` without the other.
 
@@ -164,7 +164,8 @@ def gae(
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
-        TypeError: rewards or values are not tensors of floats, bootstrap is not a tensor.
+        TypeError: rewards or values are not tensors of floats, bootstrap is not a tensor, discount
+            or decay is one of bool.
         IndexError, ValueError: `axis` is out of range (`AxisError`).
         ValueError: shapes do not broadcast to that of the rewards; one of `truncated` and
             `next_values` without the other.

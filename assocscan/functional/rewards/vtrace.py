@@ -104,7 +104,7 @@ def vtrace(
 
     Raises:
         TypeError: rewards, values or log_ratios are not tensors of floats, bootstrap is not a
-            tensor, a clip is not a number.
+            tensor, discount is one of bool, a clip is not a number.
         IndexError, ValueError: `axis` is out of range (`AxisError`).
         ValueError: shapes do not broadcast to that of the rewards; one of `truncated` and
             `next_values` without the other; a clip is negative or NaN.

@@ -49,6 +49,10 @@ def ewm_mean(
         1 − α[t].
     adjust: `False` gives y[t] = (1 − α)·y[t−1] + α·x[t], with y[0] = x[0]. The average that
         begins with y[−1] = 0 is linear_recurrence(1 - alpha, alpha * x, axis=axis).
+        A series without gaps that comes in chunks goes on with
+        linear_recurrence(1 - alpha, alpha * x, init=y, axis=axis), y the last mean of the chunk
+        before; with `adjust=True` take associative_scan(ops.ema, (x, decay), axis, init=state,
+        return_final=True) for all chunks, with decay 1 − α in the shape of x.
     ignore_na: whether gaps do not count as steps. By default what came before fades in a gap, too:
         with `adjust=False` an observation k steps after the last one makes of y the mean
         ((1 − α)^k·y + α·x) / ((1 − α)^k + α), as pandas documents it. (For α = 0.5 alone the code
