@@ -25,7 +25,8 @@ def owned(results: Tensors, inputs: Sequence[MaybeTensor]) -> Tensors:
         if overlaps or storage_id(t) in taken:
             t = t.clone(memory_format=torch.contiguous_format)
         taken.add(storage_id(t))
-        separate.append(t)
+        # torch refuses to change a view in place that an autograd function returned.
+        separate.append(t if torch.is_grad_enabled() or t._base is None else t.data)
     return separate
 
 
