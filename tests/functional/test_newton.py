@@ -194,7 +194,7 @@ def test_results_have_memory_of_their_own() -> None:
 @pytest.mark.parametrize("method", ["loop", "newton"])
 @pytest.mark.parametrize("return_final", [False, True])
 def test_outputs_may_be_changed_in_place(method: str, return_final: bool) -> None:
-    """Those of a `lower`: the states are saved for the backward pass, and torch refuses that then."""
+    """Those of a `lower`: states are saved for the backward pass, and torch refuses that then."""
     x = draw(2, 9, 3).requires_grad_()
 
     def outputs(**options: Any) -> Tensor:
