@@ -116,5 +116,6 @@ def test_refusals(world: World) -> None:
     world.run(check_refusals, 4)
 
 
+@pytest.mark.slow
 def test_starts(world: World) -> None:
     world.run(check_starts, 4)

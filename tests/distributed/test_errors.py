@@ -266,5 +266,6 @@ def check_dtensors(world: Rank) -> None:
     "check, size",
     [(check_layers, 3), (check_between_collectives, 3), (check_backward, 3), (check_dtensors, 4)],
 )
+@pytest.mark.slow(2)
 def test_layers_gradients_and_dtensors(world: World, check: Callable[..., None], size: int) -> None:
     world.run(check, size)

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow(3)
 def test_nested(case: str, transform: str) -> None:
     check(CASES[case], transform, 6)
 

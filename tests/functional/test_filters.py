@@ -32,6 +32,7 @@ def is_stable(a: np.ndarray[Any, Any]) -> bool:
 
 
 @pytest.mark.parametrize("steps", range(1, 11))
+@pytest.mark.slow(3)
 def test_rows_shorter_than_the_filter(steps: int) -> None:
     """A narrow filter's first outputs are 10⁻¹³ of later ones. Its gradient is the same filter of
     the cotangents in reverse."""
@@ -54,6 +55,7 @@ def test_rows_shorter_than_the_filter(steps: int) -> None:
 @pytest.mark.thinned(7)
 @every_order_and_cut
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.slow(2)
 def test_errors_are_those_of_a_loop(backend: str, order: int, cut: float) -> None:
     """At most ten times those of scipy's loop of the same dtype, where the filter is stable."""
     device = "cuda" if backend in ("triton", "cuda") and torch.cuda.is_available() else "cpu"

@@ -54,6 +54,7 @@ def test_edges_of_chunks(order: int, length: int, cut: list[bool]) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.slow(2)
 def test_dtypes(dtype: torch.dtype, cut: list[bool]) -> None:
     b, a = coefficients(3, dtype=dtype)
     x = rand(2, 50, dtype=dtype)

@@ -48,6 +48,7 @@ CASES = {
 @pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning")  # of four states
 @pytest.mark.parametrize("name", list(CASES))
 @pytest.mark.parametrize("noise", [1.0, 0.7])
+@pytest.mark.slow(3)
 def test_second_derivatives_agree(name: str, noise: float) -> None:
     f, q = CASES[name], torch.tensor(noise, dtype=F64)
     one, step = torch.ones_like(q), 1e-4

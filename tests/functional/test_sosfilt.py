@@ -40,6 +40,7 @@ def exactly(sos: Any, x: Any) -> Any:
 @pytest.mark.thinned(7)
 @every_order_and_cut
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.slow(2)
 def test_errors_are_those_of_a_loop(backend: str, order: int, cut: float) -> None:
     """At most ten times those of scipy's loop of the same dtype, where the filter is stable; forty
     times on GPUs, which scan sections of first order as those of second."""

@@ -52,6 +52,7 @@ def test_narrow_filters(order: int, dtype: type) -> None:
 
 @pytest.mark.parametrize("length", [1, 4, 5, 6, 61, 62, 97])
 @pytest.mark.parametrize("order", LARGE)
+@pytest.mark.slow(3)
 def test_edges_of_chunks(order: int, length: int, as_on_gpus: list[int | None]) -> None:
     length += order  # no longer ones are walked
     b, a = coefficients(order)

@@ -41,6 +41,7 @@ def maxima(x: Tensor, width: int) -> Tensor:
 
 
 @pytest.mark.parametrize("function", [fill, maxima])
+@pytest.mark.slow(2)
 def test_wrong_sizes_of_windows(function: Function) -> None:
     x = inputs()
     checked(function, (x, 3), (x, 4), (x, 5), (x, 1))
@@ -56,6 +57,7 @@ def test_wrong_sizes_of_windows(function: Function) -> None:
 @pytest.mark.parametrize(
     ("name", "values"), [("tolerance", (1e-3, 1e-5, 1e-12)), ("max_iterations", (50, 60, 70))]
 )
+@pytest.mark.slow(2)
 def test_options_of_newtons_method(name: str, values: tuple[float, ...]) -> None:
     x, init = inputs().double(), torch.zeros(2, 3, dtype=torch.float64)
 
@@ -97,6 +99,7 @@ def partially(x: Tensor, factor: float) -> Any:
 
 
 @pytest.mark.parametrize("function", [lifted, lifted_by_length, lowered, partially])
+@pytest.mark.slow(2)
 def test_captured_numbers(function: Function) -> None:
     if function is lowered and not NEWER:
         pytest.skip("before torch 2.12 Dynamo does not read closures")

@@ -85,6 +85,7 @@ for _kind in (BF16, F32):
 
 
 @pytest.mark.parametrize("name", CALLS)
+@pytest.mark.slow(3)
 def test_dtypes(name: str) -> None:
     call = CALLS[name]
     wanted = call()

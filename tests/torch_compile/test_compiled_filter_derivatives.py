@@ -32,16 +32,19 @@ def in_one_graph(function: Callable[..., Any], backend: str = "aot_eager") -> An
         ("order 1", "jacfwd of jacfwd"),
     ],
 )  # fmt: skip
+@pytest.mark.slow(4)
 def test_nested(case: str, transform: str) -> None:
     check(CASES[case], transform, 6, compiled=in_one_graph)
 
 
 @pytest.mark.parametrize("length", [1, 2, 40])
+@pytest.mark.slow(3)
 def test_short_and_long_rows(length: int) -> None:
     check(CASES["order 2"], "grad of grad", length, compiled=in_one_graph)
 
 
 @pytest.mark.parametrize("moving", ["b", "a", "x"])
+@pytest.mark.slow(3)
 def test_nested_in_one_argument(moving: str) -> None:
     check(CASES["order 2"], "grad of grad", 6, moving, in_one_graph)
 
@@ -63,6 +66,7 @@ def test_by_inductor() -> None:
 
 
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.slow(2)
 def test_backward_of_a_compiled_gradient(wanted: tuple[int, ...]) -> None:
     """A penalty on the slope, which a training step differentiates by autograd, outside of the
     graph."""

@@ -38,6 +38,7 @@ def filled(l: Tensor, r: Tensor) -> Tensor:  # noqa: E741
 
 @pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning")  # an index that is a mask
 @pytest.mark.parametrize("op", [clamped, indexed, into_out, filled])
+@pytest.mark.slow(2)
 def test_operators(op: Callable[[Tensor, Tensor], Tensor]) -> None:
     x = torch.randn(3, 2, dtype=torch.float64)  # two steps: some of these are not associative
     found = torch.compile(lambda x: associative_scan(op, x, axis=1), backend="aot_eager")(x)

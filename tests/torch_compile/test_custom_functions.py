@@ -98,6 +98,7 @@ def gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CALLS)
+@pytest.mark.slow(2)
 def test_its_backward_counts(name: str) -> None:
     function, wanted = CALLS[name]
     compiled = torch.compile(function, backend="aot_eager")

@@ -95,6 +95,7 @@ def results_and_gradients(function: Callable[..., Any]) -> tuple[Any, Any]:
 
 @pytest.mark.thinned(17)
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.slow(2)
 def test_one_graph(name: str) -> None:
     function = FUNCTIONS[name]
     want, gradients = results_and_gradients(function)

@@ -93,6 +93,7 @@ def weighted(function: Callable[..., Any], *arguments: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow(4)
 def test_a_graph_takes_any_offsets(name: str) -> None:
     """Made once, with gradients; offsets are read when it runs."""
     function, arguments = CASES[name]

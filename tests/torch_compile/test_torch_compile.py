@@ -126,6 +126,7 @@ def test_no_graph_per_length(graphs: Graphs, dynamic: bool | None) -> None:
 
 
 @pytest.mark.parametrize("operator", ["sum", lambda a, b: a + b], ids=["name", "function"])
+@pytest.mark.slow(2)
 def test_an_axis_that_is_an_argument(graphs: Graphs, operator: Any) -> None:
     """Dynamo takes a number that changes for a size; an axis stays a constant."""
 

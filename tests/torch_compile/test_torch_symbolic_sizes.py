@@ -114,6 +114,7 @@ def test_export_of_one_length(case: Case, strict: bool) -> None:
     ("case", "example"),
     table(COMPILED_BY_DEFAULT, of_3=(EXAMPLES[0],)),
 )
+@pytest.mark.slow(2)
 def test_compile(case: Case, example: Sizes) -> None:
     """With symbols that are not shared between sizes that are equal in the example."""
     model = Called(case)

@@ -86,6 +86,7 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
+@pytest.mark.slow(3)
 def test_a_value_that_changes(name: str) -> None:
     """Another value is another graph; the same one is not."""
     function, graphs = CALLS[name], []
@@ -126,6 +127,7 @@ def changes_it_later(x: Tensor) -> Any:
 @pytest.mark.parametrize(
     "function", [changes_an_object, changes_an_entry, changes_a_global, changes_it_later]
 )
+@pytest.mark.slow(2)
 def test_what_the_compiled_function_changes(function: Callable[[Tensor], Any]) -> None:
     """Dynamo makes the changes after the graph has run: so the graph breaks where a scan may see
     one that comes before it."""

@@ -71,6 +71,7 @@ SMALL = (ops.affine, ops.any) if HERE else tuple(OPERATORS)
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("op", SMALL, ids=lambda op: op.name)
+@pytest.mark.slow(4)
 def test_values(op: Any, reverse: bool, looked_back: list[int]) -> None:
     for length in LENGTHS:
         for shape in ((1, length, 20),) if HERE else ((2, length, 20), (1, length, 32)):
@@ -96,6 +97,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.complex64]
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2] if HERE else DTYPES)
+@pytest.mark.slow(2)
 def test_gradients(dtype: torch.dtype, looked_back: list[int]) -> None:
     """Of a recurrence with init and final: the backward scan looks back, too, one step further."""
     wide = torch.complex128 if dtype.is_complex else torch.float64
