@@ -199,10 +199,6 @@ def hint_of(size: Any, unknown: int = 64) -> int:
     return int(node.hint) if node.has_hint() else unknown
 
 
-def is_view(t: torch.Tensor) -> bool:
-    return t._base is not None
-
-
 def has_hooks(t: torch.Tensor) -> bool:
     """Whether hooks on a tensor see its gradient."""
     return bool(t._backward_hooks)

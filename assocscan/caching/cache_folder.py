@@ -167,7 +167,7 @@ def remove(folder: Path) -> None:
     a file into it."""
     for _ in range(3):
         shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
+        if not os.path.exists(folder):
             break
 
 

@@ -8,6 +8,7 @@ on only the thread that ends the process can begin something; others get a Backe
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing.util
 import os
 import threading
@@ -53,7 +54,8 @@ def undo_all() -> None:
         _ENDING[:] = [threading.get_ident()]
         unfinished = list(_UNDO.items())
     for made, undo in reversed(unfinished):
-        undo()
+        with contextlib.suppress(Exception):  # the others are undone nevertheless
+            undo()
         forget(made)
 
 

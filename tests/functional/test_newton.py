@@ -191,31 +191,6 @@ def test_results_have_memory_of_their_own() -> None:
     assert len(memory) == 5 and all(t.is_contiguous() for t in found)
 
 
-@pytest.mark.parametrize("method", ["loop", "newton"])
-@pytest.mark.parametrize("return_final", [False, True])
-def test_outputs_may_be_changed_in_place(method: str, return_final: bool) -> None:
-    """Those of a `lower`: states are saved for the backward pass, and torch refuses that then."""
-    x = draw(2, 9, 3).requires_grad_()
-
-    def outputs(**options: Any) -> Tensor:
-        found = nonlinear_recurrence(
-            gate, x, 0.0, lower=lambda h, x: x - h, return_final=return_final, **options
-        )
-        return found[0] if return_final else found
-
-    def gate(h: Tensor, x: Tensor) -> Tensor:
-        return torch.tanh(h + x)
-
-    wanted = torch.autograd.grad((2 * outputs()).square().sum(), x)[0]
-    y = outputs(method=method)
-    y.mul_(2)
-    assert torch.allclose(torch.autograd.grad(y.square().sum(), x)[0], wanted)
-    states = nonlinear_recurrence(gate, x, 0.0, method=method)
-    states.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        states.sum().backward()
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @every_case

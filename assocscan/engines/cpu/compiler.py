@@ -31,7 +31,7 @@ FLAGS = (
 # size 8: forward 5.4 seconds in place of 2.9, backward 9 in place of 4), and their scans are not
 # faster (measured on 64 × 4096). For few elements they are compiled with -O1: most of the time goes
 # into loops over many lanes, which then hardly run (the states of a filter of order 8: 38 seconds
-# with -O2, 2.2 with -O1). FOR_FEW tells the source so.
+# with -O2, 2.2 with -O1). -DFOR_FEW tells the source that -O1 is used.
 SHORT, LONG, LONG_FOR_FEW = ("-O3",), ("-O2", "-ftree-vectorize"), ("-O1", "-DFOR_FEW")
 # The names of the lines of /proc/cpuinfo that tell what -march=native means: on x86, ARM (whose
 # cores may differ), RISC-V, s390x and POWER.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ...torch_private import is_functorch_tensor, is_view, storage_number
+from ...torch_private import is_functorch_tensor, storage_number
 from ..base.layout import Finals, Outputs
 from ..base.scan_spec import MaybeTensor, dense_strides
 
@@ -25,8 +25,7 @@ def owned(results: Tensors, inputs: Sequence[MaybeTensor]) -> Tensors:
         if overlaps or storage_id(t) in taken:
             t = t.clone(memory_format=torch.contiguous_format)
         taken.add(storage_id(t))
-        # torch refuses to change a view in place that an autograd function returned.
-        separate.append(t.data if is_view(t) and not torch.is_grad_enabled() else t)
+        separate.append(t)
     return separate
 
 
