@@ -169,7 +169,7 @@ def elements_last(order: Order, dims: int) -> Order:
 
 
 def access_of(walk: LeafStrides | None, lanes: list[CollapsedDim], is_small: bool) -> Access | None:
-    """How the kernel reads or writes a leaf of these strides; is_small: whether a step is."""
+    """How the kernel reads or writes a leaf of these strides. is_small: `Kernel.is_small`."""
     if walk is None:
         return None
     lane = lane_stride(walk, lanes) if lanes else 0

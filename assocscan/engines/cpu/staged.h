@@ -44,8 +44,9 @@ struct Buffers {
     LiveLanes enter;
 };
 
-// Whether a step computes WIDE lanes, however many exist: SIMD code, and no other for the rest, which
-// takes as long to compile where the operator is not SMALL. FOR_FEW (-O1) there is no SIMD code.
+// Whether a step always computes all WIDE lanes, even those that do not exist. Code for fewer lanes
+// would be a second text, which takes as long to compile. Not FOR_FEW (-O1), where no loop becomes
+// SIMD code.
 #ifdef FOR_FEW
 constexpr bool ALL_LANES = false;
 #else
