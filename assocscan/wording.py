@@ -125,7 +125,7 @@ def no_final_of_empty(
 ) -> str:
     """Why the final carry of an empty sequence is undefined, or what else `what` calls it.
 
-    which: what is known of the empty sequences. start: what to pass."""
+    which: the empty sequences that are known, in words. start: the argument to pass."""
     return (
         f"the {what} of an empty sequence is init or the identity, and {operator!r} declares no "
         f"identity{f'; {which}' if which else ''}; pass {start}"

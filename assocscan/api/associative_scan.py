@@ -326,7 +326,7 @@ def _generated(call: ScanCall, backend: str, entry: CacheEntry | None) -> Result
         reason = why_not_meta(backend)
     if backend != "auto":
         raise BackendError(f"the {backend} backend cannot run {call.operator.name!r}: {reason}")
-    if reason == SIZE_0 and backend == "auto":
+    if reason == SIZE_0:
         return None  # without a warning: it is no fault of the operator
     # A reason that concerns this machine gives one warning; others give one for each operator.
     machine_reasons = (*backends.availability().values(), tracer.why_unavailable())

@@ -174,7 +174,7 @@ def remove(folder: Path) -> None:
 @contextlib.contextmanager
 def build_folder() -> Iterator[Path]:
     """A new private folder, removed at the end of the block or of this process. Raises BackendError
-    if none can be created. Those of processes that were killed are removed first.
+    if none can be created. Build folders that killed processes left are removed first.
 
     tempfile.TemporaryDirectory is not used: a child that is forked meanwhile would remove the
     folder when it ends.

@@ -429,7 +429,7 @@ assert scan(ops.max, backend="cpu") == MAX and len(warned) == 1
 def test_build_folders_of_killed_processes_are_removed(
     run: Run, cache: Path, tmp_path: Path
 ) -> None:
-    """By the next process that compiles; not those of living ones, nor the user's own folders."""
+    """The next process that compiles removes them; those of living ones and of the user stay."""
     stuck = write_script(
         tmp_path / "stuck",
         f"""case "$*" in *--version*) ;; *)

@@ -149,7 +149,7 @@ def test_the_walk_under_autocast() -> None:
 
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 def test_matrices_of_size_0(backend: str) -> None:
-    """Empty results of the right shapes, as those of torch's products, and empty gradients."""
+    """Results and gradients are empty and have the shapes that torch's products have."""
     A, b = torch.zeros(2, 5, 0, 0, requires_grad=True), torch.zeros(2, 5, 0, requires_grad=True)
     h, final = matrix_recurrence(A, b, b[:, 0], return_final=True, backend=backend)
     last = matrix_recurrence(A, b, return_final="only", backend=backend)

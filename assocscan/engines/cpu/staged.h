@@ -116,13 +116,10 @@ INLINE void tile_step(Tile& tile, LiveLanes& carry, int m, int lanes) {
     }
 }
 
-// Steps from `begin` to `end` of one lane, without the first step of a scan without carry and without
-// the edge.
-static __attribute__((noinline)) void lane_steps(
-    Tile& tile, Live& carry, int w, int begin, int end
-) {
+// The first `count` steps of one lane: neither the first of a scan without carry, nor the edge.
+static __attribute__((noinline)) void lane_steps(Tile& tile, Live& carry, int w, int count) {
     WRITES_MEMORY;
-    for (int m = begin; m < end; ++m)
+    for (int m = 0; m < count; ++m)
         tile.set_output(m, w, step<false, false>(carry, tile.raw(m, w)));
 }
 
@@ -135,7 +132,7 @@ static __attribute__((noinline)) void tile_steps(
     if (ALL_LANES && place.lanes == 1 && has_carry) {
         Live c = carry.get(0);
         m = place.count - (HAS_EDGE && place.last ? 1 : 0);
-        lane_steps(tile, c, 0, 0, m);
+        lane_steps(tile, c, 0, m);
         carry.set(0, c);
     }
     if constexpr (!HAS_INIT)
@@ -203,7 +200,7 @@ static __attribute__((noinline)) void called_local_scan(
 static __attribute__((noinline)) void segment_steps(Tile& tile, LiveLanes& carry, int steps) {
     WRITES_MEMORY;
     Live c = carry.get(0);
-    for (int w = 0; w < WIDE; ++w) lane_steps(tile, c, w, 0, steps);
+    for (int w = 0; w < WIDE; ++w) lane_steps(tile, c, w, steps);
     carry.set(0, c);
 }
 
