@@ -64,10 +64,23 @@ def row(depth: str, status: str, logs: Path) -> str:
         f"Python {sys.version_info.major}.{sys.version_info.minor}"
     )
     result = "passed" if status == "0" else "FAILED"
+    failed = files_that_failed(logs) if status != "0" else []
+    if failed:
+        depth += f"; failed in {' '.join(failed)}"
     date = datetime.date.today().isoformat()
     code = f"`{' '.join(hashes().values())}`"
     cells = (date, depth, result, name, versions, "; ".join(counts), code)
     return f"| {' | '.join(cells)} |"
+
+
+def files_that_failed(logs: Path) -> list[str]:
+    """The files of the tests that failed, where nothing else did and all came to their end."""
+    texts = {log.stem: log.read_text(errors="replace") for log in logs.glob("*.txt")}
+    tests = texts.pop("tests", "")
+    others = any(re.search(r"[1-9]\d* (failed|error)", text) for text in texts.values())
+    if others or " failed, " not in tests[-500:]:
+        return []
+    return sorted(set(re.findall(r"^(?:FAILED|ERROR) (tests/\S+?\.py)", tests, re.MULTILINE)))
 
 
 def version(module: str) -> str:
@@ -79,7 +92,8 @@ def version(module: str) -> str:
 
 def compare(lines: list[str], tree: dict[str, str]) -> tuple[bool, str]:
     """Whether a check that passed, of those in the table, had the kernels of this tree; and what
-    to print. Checks of K/N of the tests count together, once there are all N. Rows before
+    to print. Checks of K/N of the tests count together, once there are all N. One whose
+    tests failed in some files counts once the tests of these files passed, again. Rows before
     2026-11-25 list three folders only; such a row counts if all three are equal to those of this
     tree."""
     rows = [
@@ -96,9 +110,19 @@ def compare(lines: list[str], tree: dict[str, str]) -> tuple[bool, str]:
     if changed:
         said = f"{newest} is of another tree: {', '.join(changed)} changed since then"
     parts: set[tuple[str, str]] = set()  # K and N of checks of a part of the tests
+    again: set[str] = set()  # files whose tests passed again
+    checks = []
     for cells, checked in zip(rows, of, strict=True):
         needed = KERNELS if checked.keys() >= {*KERNELS} else checked
-        if cells[2] != "passed" or any(checked[folder] != tree[folder] for folder in needed):
+        if all(checked[folder] == tree[folder] for folder in needed):
+            found = re.search(r", again (tests/\S+(?: tests/\S+)*)$", cells[1])
+            if found is None:
+                checks.append(cells)
+            elif cells[2] == "passed":
+                again.update(found[1].split())
+    for cells in checks:
+        failed = re.search(r"; failed in (.+)$", cells[1])
+        if cells[2] != "passed" and not (failed and again.issuperset(failed[1].split())):
             continue
         part = re.search(r"part (\d+)/(\d+) of the tests", cells[1])
         parts |= {part.groups()} if part else {("1", "1")}

@@ -29,6 +29,14 @@ def row(hashes: str, result: str = "passed", day: int = 25) -> str:
     return f"| 2026-11-{day} | quick | {result} | a GPU | versions | 9 passed | `{hashes}` |"
 
 
+def again(files: str, result: str = "passed", hashes: str = "a b c d e") -> str:
+    return row(hashes, result).replace("quick", f"quick, again {files}")
+
+
+def failed_in(files: str) -> str:
+    return row("a b c d e", "FAILED").replace("quick", f"quick; failed in {files}")
+
+
 def part(k: int, n: int) -> str:
     return row("a b c d e").replace("quick", f"quick, part {k}/{n} of the tests")
 
@@ -49,6 +57,15 @@ def part(k: int, n: int) -> str:
         ([part(1, 2)], False),
         ([part(1, 2), part(1, 2), part(2, 3)], False),
         ([part(1, 2), row("a b x d e"), part(2, 2)], True),
+        ([failed_in("tests/test_a.py")], False),
+        ([again("tests/test_a.py")], False),
+        ([again("tests/test_a.py"), failed_in("tests/test_a.py")], True),
+        ([again("tests/test_b.py"), failed_in("tests/test_a.py")], False),
+        ([again("tests/test_a.py", "FAILED"), failed_in("tests/test_a.py")], False),
+        ([again("tests/test_a.py", hashes="a x c d e"), failed_in("tests/test_a.py")], False),
+        ([again("tests/test_a.py"), failed_in("tests/test_a.py tests/test_b.py")], False),
+        ([again("tests/b.py tests/a.py"), failed_in("tests/a.py tests/b.py")], True),
+        ([again("tests/test_a.py"), row("a b c d e", "FAILED")], False),
     ],
 )
 def test_a_row_names_the_kernels_of_this_tree(
@@ -64,6 +81,23 @@ def test_a_row_names_the_kernels_of_this_tree(
         "2026-11-25, quick: words.",
     ]
     assert gpu_row.compare(lines, TREE)[0] is passes
+
+
+def test_files_that_failed_are_named(
+    gpu_row: ModuleType, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Where nothing but tests failed, and all came to their end."""
+    logs = tmp_path_factory.mktemp("logs")
+    lines = ["FAILED tests/a/test_b.py::test_c[x] - see tests/test_z.py", "ERROR tests/a/test_b.py"]
+    found, ended = "\n".join(lines), "\n2 failed, 7 passed in 3.2s\n"
+    (logs / "tests.txt").write_text(found + ended)
+    (logs / "host.txt").write_text("2 passed, 10 deselected\n")
+    assert gpu_row.files_that_failed(logs) == ["tests/a/test_b.py"]
+    (logs / "tests.txt").write_text(found + "\n!!! KeyboardInterrupt !!!\n")
+    assert gpu_row.files_that_failed(logs) == []
+    (logs / "tests.txt").write_text(found + ended)
+    (logs / "host.txt").write_text("1 failed, 1 passed\n")
+    assert gpu_row.files_that_failed(logs) == []
 
 
 def test_what_changed_is_said(gpu_row: ModuleType) -> None:
