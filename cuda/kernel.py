@@ -8,7 +8,7 @@ parameters of a launch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -17,6 +17,7 @@ import torch
 
 from ..engines.base.layout import scalar_size
 from ..engines.base.scan_spec import NewtonOptions
+from ..program.cpp_and_triton_expressions import CPP
 from ..program.dtypes import EXACT_DTYPES
 from ..program.operator import Operator, spans
 
@@ -111,6 +112,7 @@ class CudaKernel:
     packed: whether the axis is packed sequences, whose starts and ends the kernel finds in their
         offsets (`boundaries.cuh`).
     round: in a reverse scan of one row: tiles begin at multiples of so many steps.
+    in_parts: of a walk, whether the axis is cut into parts (`walk/parts_walk.cuh`).
     """
 
     operator: Operator
@@ -127,6 +129,7 @@ class CudaKernel:
     packed: bool = False
     newton: NewtonOptions | None = None
     round: int = 1
+    in_parts: bool = False
 
     @property
     def is_lanes(self) -> bool:
@@ -203,6 +206,23 @@ class CudaKernel:
 def word_counts(kinds: Iterable[str]) -> tuple[int, ...]:
     """The number of 32-bit words of each component of a state."""
     return tuple(2 if kind in ("f64", "i64") else 1 for kind in kinds)
+
+
+def word_statements(fields: Sequence[str], kinds: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The C++ statements that convert these fields of a state `s` to 32-bit words `w`, and back."""
+    packing, unpacking, at = [], [], 0
+    for name, kind, count in zip(fields, kinds, word_counts(kinds), strict=True):
+        if count == 2:
+            packing.append(f"__builtin_memcpy(w + {at}, &s.{name}, 8);")
+            unpacking.append(f"__builtin_memcpy(&s.{name}, w + {at}, 8);")
+        elif kind == "f32":
+            packing.append(f"w[{at}] = bits_of(s.{name});")
+            unpacking.append(f"s.{name} = float_of(w[{at}]);")
+        else:
+            packing.append(f"w[{at}] = (uint32_t)s.{name};")
+            unpacking.append(f"s.{name} = ({CPP.types[kind]})w[{at}];")
+        at += count
+    return packing, unpacking
 
 
 def slot_bytes(words: int) -> int:

@@ -40,7 +40,8 @@ class Function:
     def launch(
         self, grid: int, parameters: bytes, given: Sequence[torch.Tensor], waits: bool
     ) -> None:
-        """Launch on torch's current stream; cooperative if `waits`: blocks wait for each other."""
+        """Launch on torch's current stream. waits: blocks wait for each other, or tell each other
+        something; the launch is cooperative."""
         memory = ctypes.create_string_buffer(parameters, len(parameters))
         pointers = ctypes.c_void_p(ctypes.addressof(memory))
         shape = (self.function.ptr, grid, 1, 1, self.threads, 1, 1, self.shared_bytes,

@@ -58,6 +58,13 @@ COUNTS = (
 )  # fmt: skip
 
 
+# How the axis is cut into parts (`walk/parts_walk.cuh`).
+PARTS = (
+    Field("int", "parts"), Field("int", "warm"), Field("int", "trial"), Field("i64", "part_steps"),
+    Field("i64", "record_bytes"),
+)  # fmt: skip
+
+
 def address_fields(kernel: CudaKernel) -> Iterator[Field]:
     """The addresses of each role's leaves; one unused field for a role without leaves."""
     for role, leaves in zip(ROLES, kernel.pointers(), strict=True):
@@ -80,6 +87,8 @@ def shape_fields(kernel: CudaKernel) -> Iterator[Field]:
         yield Field("i64", far, (n, outer))
     yield Field("int", "outer_size", (outer,))
     yield from COUNTS
+    if kernel.in_parts:
+        yield from PARTS
     if kernel.packed:
         yield Field("int", "sequences")
 

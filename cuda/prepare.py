@@ -7,7 +7,7 @@ import functools
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -39,8 +39,9 @@ from .kernel import (
 )
 from .leaf_layout import copy_of, lanes_of, leaf_of, misfits, rounding, strides_of
 from .packed_finals import fill_finals
-from .source import source
-from .tile_choice_inputs import Choice, Shape, cost_of
+from .source import source, step_of
+from .tile_choice_inputs import Choice, Parts, Shape, cost_of
+from .walk import parts
 
 Spec = ScanSpec[Operator]
 
@@ -153,10 +154,12 @@ class LoadedKernel:
         parameters.
     format: `struct Params` as a format of Python's `struct`.
     tail: the values of the parameters after the workspace (`parameters.shape_fields`).
-    slot_bytes: the bytes of all slots in the workspace; 0 in SERIAL, where no block waits for
-        another and the launch is not cooperative.
+    slot_bytes: the bytes of all slots in the workspace; 0 where blocks tell each other nothing. The
+        launch is cooperative where it is not 0.
     group_slots_at: the first byte of the slots of groups, after the slots of tiles.
-    slot_class: 1: slots of 8 bytes; 2: of 16 or more. Each class has its own workspaces.
+    slot_class: 1: slots of 8 bytes; 2: of 16 or more; 3: counters and records of parts
+        (`walk/parts.py`). Each class has its own workspaces.
+    parts: of a walk, how its axis is cut, if it is.
     """
 
     kernel: CudaKernel
@@ -168,6 +171,7 @@ class LoadedKernel:
     slot_bytes: int
     group_slots_at: int
     slot_class: int
+    parts: Parts | None = field(default=None, kw_only=True)
 
     def shown(self) -> str:
         waits = ", cooperative" if self.slot_bytes else ""
@@ -255,6 +259,9 @@ def plan_of(spec: Spec, layout: Layout, built: LoadedKernel, copies: int) -> Pla
     inner = layout.rows[-1].size if kernel.is_lanes else 1
     outer = math.prod(row.size for row in layout.rows) // inner
     copied = f"; {copies} inputs are copied first" if copies else ""
+    cut = built.parts
+    if cut is not None:
+        copied = f", in {cut.count} parts of {cut.steps} steps at the same time{copied}"
     return Plan(
         spec.operator.name, (outer, spec.length, inner), f"cuda ({kernel.mode.lower()})",
         f"{tile.steps} steps{width}, {tile.threads} threads, {tile.stages} tiles under way",
@@ -290,6 +297,7 @@ def build(spec: Spec, tensors: Given, layout: Layout) -> LoadedKernel:
         lanes is not None, rows, spec.length, channels, kernel.words, tuple(sizes),
         written, processors(spec.device), shared_memory(spec.device),
         launcher.memory_bandwidth(spec.device), max(cost_of(op), 1), op.sequential,
+        parts.wait_of(spec, layout) if op.sequential else 0,
     )  # fmt: skip
     if op.sequential and not is_walkable(spec, lanes):
         raise BackendError(
@@ -306,7 +314,7 @@ def build(spec: Spec, tensors: Given, layout: Layout) -> LoadedKernel:
         tile = choice.tile
         unit = rounding(spec, layout, lanes, tile)
         kernel = replace(
-            kernel, tile=tile, mode=choice.mode, round=unit,
+            kernel, tile=tile, mode=choice.mode, round=unit, in_parts=choice.parts is not None,
             leaves=tuple(
                 leaf_of(walk, spec, lanes, outer, tile, tensors, unit > 1)
                 for walk in layout.leaves.values()
@@ -363,11 +371,13 @@ def assemble(
         raise BackendError(
             f"the cuda backend cannot run: {spec.sequence_count} sequences are too many"
         )
+    cut = choice.parts
     ranks = max(1, min(resident // chains, tiles))
     if choice.mode == "LOOKBACK" and is_lanes:
         grid = ranks * chains
     else:
-        grid = min(resident, chains if choice.mode in ALONE else chains * tiles)
+        jobs = cut.count if cut is not None else 1 if choice.mode in ALONE else tiles
+        grid = min(resident, chains * jobs)
     rest = grid % chains
     channels = tile.block_channels if isinstance(tile, LanesTile) else 32
     radix = choice.radix(ranks, shape.words, channels)
@@ -382,6 +392,13 @@ def assemble(
         group_slots = -(-tiles // ranks) * groups * chains * slot
     if choice.mode == "CHAINED" and is_lanes:
         ranks = grid // chains
+    slot_class = min(shape.words, 2)
+    if cut is not None:
+        last = spec.length - (cut.count - 1) * cut.steps
+        assert max(cut.warm, cut.trial) <= last <= cut.steps and chains <= parts.MOST_CHAINS
+        assert cut.steps % parts.CHECK == cut.warm % tile.items == cut.trial % tile.items == 0
+        record = parts.record_bytes(spec.operator, step_of(kernel), channels, cut)
+        slots, slot_class = parts.COUNTER_BYTES + chains * cut.count * record, parts.SLOT_CLASS
     blocks_inverse, blocks_shift = inverse(blocks)
     values: dict[str, int | Sequence[int]] = {
         "length": spec.length, "channels": shape.channels,
@@ -390,13 +407,21 @@ def assemble(
         "blocks_inverse": blocks_inverse, "blocks_shift": blocks_shift,
         "sequences": spec.sequence_count,
     }  # fmt: skip
+    if cut is not None:
+        values |= {
+            "parts": cut.count,
+            "part_steps": cut.steps,
+            "warm": cut.warm,
+            "trial": cut.trial,
+            "record_bytes": record,
+        }
     for role in ROLES:
         values.update(strides_of(role, kernel, layout, spec, lanes, outer))
     format_ = struct.Struct(parameters.struct_format(parameters.fields(kernel)))
     names: list[list[Name]] = [*kernel.pointers(), *([[("offsets", 0)]] if kernel.packed else [])]
     return LoadedKernel(
         kernel, function, grid, names, format_,
-        parameters.shape_values(kernel, values), slots + group_slots, slots, min(shape.words, 2),
+        parameters.shape_values(kernel, values), slots + group_slots, slots, slot_class, parts=cut,
     )  # fmt: skip
 
 

@@ -23,9 +23,11 @@ from .kernel import (
     SharedMemory,
     boundary_words,
     word_counts,
+    word_statements,
 )
 from .lanes_tiles import unrolled
 from .tile_choice_inputs import cost_of, looks
+from .walk.parts import kept_source
 from .walk.step import WalkStep, step_source, walk_step
 from .walk.tile import ahead
 
@@ -35,7 +37,8 @@ MODES = ("SERIAL", "CHAINED", "LOOKBACK", "WALKED")
 @functools.lru_cache(maxsize=1024)
 def source(kernel: CudaKernel) -> str:
     """The whole translation unit."""
-    lanes = "lanes_walk.cuh" if kernel.mode == "WALKED" else "lanes_scan.cuh"
+    walk = "parts_walk.cuh" if kernel.in_parts else "lanes_walk.cuh"
+    lanes = walk if kernel.mode == "WALKED" else "lanes_scan.cuh"
     template = lanes if kernel.is_lanes else "rows_scan.cuh"
     return "\n".join(
         [
@@ -43,6 +46,7 @@ def source(kernel: CudaKernel) -> str:
             '#include "scalar.h"', '#include "device.cuh"', '#include "wait_for_slots.cuh"',
             operator_source(kernel.operator, kernel.aggregate_components, kernel.cuts),
             *([step_source(kernel.operator, step_of(kernel))] if kernel.mode == "WALKED" else []),
+            *([kept_source(kernel.operator, step_of(kernel))] if kernel.in_parts else []),
             constants(kernel), shared_memory(kernel.memory),
             parameters.struct_text(parameters.fields(kernel)),
             OUTER_OFFSET, PACKED if kernel.packed else NOT_PACKED,
@@ -106,7 +110,7 @@ def operator_source(op: Operator, aggregate: list[int], packed: bool = False) ->
             f"constexpr int WORDS = {sum(words)};",
             conversion(
                 [*(f"s{c}" for c in aggregate), *(["cut"] if packed else [])],
-                [*(kinds[c] for c in aggregate), *(["i32"] if packed else [])], words,
+                [*(kinds[c] for c in aggregate), *(["i32"] if packed else [])],
             ),
         ]
     )  # fmt: skip
@@ -123,20 +127,9 @@ COMBINE_CUT = """INLINE State combine(const State& a, const State& b) {
 }"""
 
 
-def conversion(fields: list[str], kinds: list[str], counts: tuple[int, ...]) -> str:
+def conversion(fields: list[str], kinds: list[str]) -> str:
     """The functions to_words and from_words, which convert a state to 32-bit words and back."""
-    packing, unpacking, at = [], [], 0
-    for name, kind, count in zip(fields, kinds, counts, strict=True):
-        if count == 2:
-            packing.append(f"__builtin_memcpy(w + {at}, &s.{name}, 8);")
-            unpacking.append(f"__builtin_memcpy(&s.{name}, w + {at}, 8);")
-        elif kind == "f32":
-            packing.append(f"w[{at}] = bits_of(s.{name});")
-            unpacking.append(f"s.{name} = float_of(w[{at}]);")
-        else:
-            packing.append(f"w[{at}] = (uint32_t)s.{name};")
-            unpacking.append(f"s.{name} = ({CPP.types[kind]})w[{at}];")
-        at += count
+    packing, unpacking = word_statements(fields, kinds)
     lines = ["INLINE void to_words(const State& s, uint32_t* w) {"]
     lines += [f"    {line}" for line in packing]
     lines += ["}", "INLINE State from_words(const uint32_t* w) {", "    State s;"]
@@ -192,6 +185,7 @@ def constants(kernel: CudaKernel) -> str:
         is_last = len(step.program.inputs) - 1
         shifts = any(k in kernel.inputs for k in kernel.shifted)
         values["bool LAST_ALIKE"] = not shifts and is_last not in step.program.used_inputs
+        values["bool IN_PARTS"] = kernel.in_parts
     bits = boundary_words(kernel) if kernel.cuts else 0
     values["int BOUNDARY_WORDS"] = bits
     values["int TILE_WORDS"] = bits * (3 if kernel.numbered else 1)

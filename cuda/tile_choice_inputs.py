@@ -42,6 +42,7 @@ class Shape:
     processors, shared_memory, bandwidth: multiprocessors, bytes per block, bytes per second.
     cost: `cost_of` the operator.
     walked: whether steps are not associative, so that each thread walks along its chains.
+    wait: of a walk, the estimated ns between the states of two steps; 0: the axis is not cut.
     """
 
     lanes: bool
@@ -56,11 +57,24 @@ class Shape:
     bandwidth: float
     cost: int
     walked: bool = False
+    wait: float = 0.0
 
     @property
     def is_reduction(self) -> bool:
         """Whether only finals are written."""
         return self.written == 0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How an axis is cut: into `count` parts of `steps` steps, the last of which may be shorter.
+    warm, trial: how many steps earlier a part is begun, and tried (`walk/parts_walk.cuh`). These
+    early steps write outputs to the first places of the part; so no part may have fewer."""
+
+    count: int
+    steps: int
+    warm: int
+    trial: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,11 +84,13 @@ class Choice:
     mode: how the carry goes from tile to tile.
     group: in LOOKBACK for lanes, the tiles of a group of aggregates; 0: the number that needs the
         fewest polls (`radix`).
+    parts: of a walk, the parts of the axis that are walked at the same time; None: it is not cut.
     """
 
     tile: Tile
     mode: Mode = "SERIAL"
     group: int = 0
+    parts: Parts | None = None
 
     def radix(self, ranks: int, words: int, channels: int = 32) -> int:
         """The tiles of a group, of `ranks` tiles in a wave, for the fewest polls.

@@ -39,7 +39,7 @@ class Workspace:
 
     @property
     def slot_bytes(self) -> int:
-        """The bytes of all slots; the kernel clears them before the epoch repeats."""
+        """The bytes of all slots; kernels with an epoch clear them before it repeats."""
         return self.memory.numel() - HEADER_BYTES
 
 

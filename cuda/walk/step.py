@@ -1,4 +1,4 @@
-"""The step of a walk (lanes_walk.cuh) as one program, arranged so that little waits for the carry.
+"""The step of a walk (walker.cuh) as one program, arranged so that little waits for the carry.
 
 A lane needs the carry of a step for the next one: what a walk costs is the latency from carry to
 carry. So
@@ -24,8 +24,8 @@ from ...program.cpp_and_triton_expressions import Cpp
 from ...program.operator import Operator
 from ...program.program_builder import Builder, Instruction, Program
 
-# About how many cycles a result comes after its operands; OTHER for what is not here. Good enough
-# to tell which of two products is there last, and used for nothing else.
+# About how many cycles a result comes after its operands; OTHER for what is not here. They tell
+# which of two products is there last, and parts.py estimates the time of a step from them.
 LATENCY = {"sigmoid": 50, "tanh": 50, "exp": 40, "log": 40, "div": 40, "sqrt": 40, "const": 0}
 OTHER = 5
 # sigmoid(x) and tanh(x) as functions of x times a factor, which hardware_functions.cuh makes of

@@ -8,6 +8,7 @@ from ...engines.base.layout import scalar_size
 from ..kernel import CudaKernel, LanesTile, lanes_stage_bytes
 from ..lanes_tiles import RESERVED
 from ..tile_choice_inputs import Choice, Shape
+from .parts import parts_of
 
 # A block is one warp, with a channel for each lane. Two channels per lane were slower, except
 # in the backward pass in float32 (0.94 of a copy's speed, 0.91 with one). Measured:
@@ -41,7 +42,8 @@ def ahead(kernel: CudaKernel, numbers: int) -> int:
 
 def choose_walk(shape: Shape) -> Choice:
     """The tile of a walk."""
-    warps = shape.rows * -(-shape.channels // WALKED_CHANNELS)
+    parts = parts_of(shape, WALKED_CHANNELS)
+    warps = shape.rows * -(-shape.channels // WALKED_CHANNELS) * (parts.count if parts else 1)
     beside = max(1, min(-(-warps // shape.processors), WALKED_WARPS))
     room = shape.shared_memory // beside - 2 * RESERVED
     step = WALKED_CHANNELS * (sum(shape.sizes) + shape.written)
@@ -55,4 +57,5 @@ def choose_walk(shape: Shape) -> Choice:
         tile = replace(tile, items=tile.items // 2)
     # Shared memory for no more than `beside` blocks per multiprocessor: where a GPU is half busy,
     # more would gather on the multiprocessors that are free first.
-    return Choice(replace(tile, least=shape.shared_memory // (beside + 1) + 1), "WALKED")
+    tile = replace(tile, least=shape.shared_memory // (beside + 1) + 1)
+    return Choice(tile, "WALKED", parts=parts)

@@ -80,7 +80,7 @@ struct Loading {
     // same chain follows one.
     const char* from[INPUT_COUNT];
 
-    // The addresses, at the start of a chain.
+    // The addresses at `place`, where copies start.
     INLINE_MEMBER void find(const Params& P, int lane) {
 #define FIND(J)                                                                        \
     if constexpr (!Input<J>::STILL) {                                                  \

@@ -41,7 +41,7 @@ from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda import compiler
 from assocscan.cuda.kernel import LanesTile, RowsTile
 from assocscan.cuda.newton import prepare as newton
-from assocscan.cuda.tile_choice_inputs import Choice
+from assocscan.cuda.tile_choice_inputs import Choice, Parts
 from assocscan.engines.base.vectors.kernel import CHUNK, BackwardKernel
 from assocscan.program.vectors.vector_adjoint import VectorAdjoint
 from assocscan.runtime import gpu_engine_choice
@@ -196,7 +196,8 @@ def check_handed() -> int:
 
 
 def check_walked(device: str = "cuda") -> int:
-    """Steps that are not associative, with gradients: whole rows, odd ones, other tiles, packed."""
+    """Steps that are not associative, with gradients: whole rows, odd ones, other tiles, axes cut
+    into parts that are right, left or mended, packed."""
     at = {"backend": "cuda", "device": device}
     scans = 0
     for dtype, reverse in product((torch.float32, torch.bfloat16), (False, True)):
@@ -210,6 +211,12 @@ def check_walked(device: str = "cuda") -> int:
             with tuning.forced(Choice(tile, "WALKED")):
                 walked_cases.check(walked_cases.CASES["gated"], (2, 33, 71), dtype, at, reverse)
             scans += 1
+    cuts = ((512, Parts(2, 256, 32)), (323, Parts(3, 128, 64, 32)))
+    for (length, cut), name in product(cuts, ("gated", "two numbers")):
+        tile = LanesTile(32, 32, 1, 8, 4)
+        with tuning.forced(Choice(tile, "WALKED", parts=cut)):
+            walked_cases.check(walked_cases.CASES[name], (2, length, 71), torch.float32, at)
+        scans += 1
     gated = walked_cases.CASES["gated"]
     given = gated.draw((2, 70, 33), torch.float32, device)
     given["init"] = torch.zeros(5, 2, 33, device=device)

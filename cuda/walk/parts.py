@@ -1,0 +1,189 @@
+"""The parts of an axis that are walked at the same time (parts_walk.cuh): where there are some, and
+what a state of theirs is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...engines.base.layout import Layout
+from ...engines.base.scan_spec import ScanSpec
+from ...program.cpp_and_triton_expressions import LIBRARY
+from ...program.operator import Operator
+from ...program.program_builder import Program
+from ..kernel import word_counts, word_statements
+from ..tile_choice_inputs import HEAVY, LIBRARY_COST, Parts, Shape
+from .step import LATENCY, OTHER, WalkStep, walk_step
+
+# Each chain has a counter of its finished parts. Counters come first in the workspace: launches of
+# other shapes must not find records there.
+MOST_CHAINS = 8192
+COUNTER_BYTES = 4 * MOST_CHAINS
+# A class of workspaces of its own (`LoadedKernel.slot_class`): counters are zero between launches.
+SLOT_CLASS = 3
+# CHECK steps are whole tiles. Parts begin at multiples of CHECK, and keep a state every CHECK
+# steps.
+CHECK = 128
+# Numbers a and b are alike if |a − b| ≤ ALIKE (|a| + |b|).
+ALIKE = 0.125
+# Cycles from operands to result, and cycles per nanosecond, for `wait_of`.
+CYCLES = (
+    {op: 2 * cost for op, cost in HEAVY.items()}
+    | LATENCY
+    | {"sigmoid_exp2": 43, "tanh_exp2": 43, "fused": 4}
+)
+CLOCK = 1.8
+# A part has at least LEAST_STEPS steps, and an axis at most MOST parts, which the last block of a
+# chain goes through one by one. A part is begun WARM steps before its first one; its trial, TRIAL.
+LEAST_STEPS, MOST, WARM, TRIAL = 512, 64, 128, 64
+# What cutting adds, in steps: the trial, the early start and the launch of a part, and the work of
+# the last block. An axis is cut if its time, and that of its memory traffic, are at most WORTH of
+# the time of one walk.
+OVERHEAD, WORTH = 300, 0.75
+# What is kept takes up to so many bytes, or up to so much of the bytes that the walk moves.
+MOST_KEPT, MOST_KEPT_OF_MOVED = 64 << 20, 1 / 16
+# To issue the instructions of a step takes about so many ns of its `cost_of`.
+ISSUE = 0.28
+SCHEDULERS = 4  # of a multiprocessor
+
+
+def wait_of(spec: ScanSpec[Operator], layout: Layout) -> float:
+    """The estimated ns from a carry to the next (`Shape.wait`); 0 if the axis must not be cut."""
+    if spec.sequences is not None:
+        return 0
+    coarse = all(
+        leaf.dtype == torch.bfloat16 for (role, _), leaf in layout.leaves.items()
+        if role in ("input", "output") and leaf.strides[spec.axis] != 0
+    )  # fmt: skip
+    step = walk_step(spec.operator, spec.final, spec.exclusive, coarse)
+    if not kept_of(step).forgotten:
+        return 0
+    n = len(step.program.inputs)
+    ready = [0] * n
+    for value, i in enumerate(step.program.instructions, n):
+        before = max((ready[a] for a in i.args if a in step.moving or a < n), default=0)
+        usual = 2 * LIBRARY_COST if i.op in LIBRARY else OTHER
+        cycles = 18 if coarse and i.op == "tanh" else CYCLES.get(i.op, usual)
+        ready.append(before + cycles if value in step.moving else 0)
+    return max(ready[v] for v in step.program.outputs[: len(step.carried)]) / CLOCK
+
+
+def parts_of(shape: Shape, channels: int) -> Parts | None:
+    """How the axis of a walk is cut, of which a block has so many channels; None: it is not.
+
+    There are at most as many blocks, which are warps, as there are schedulers. With more, warps
+    share schedulers, and a step that does not forget becomes slower than in one walk.
+    """
+    chains = shape.rows * -(-shape.channels // channels)
+    if not shape.wait or not 0 < chains <= MOST_CHAINS:
+        return None
+    lanes = shape.rows * shape.channels
+    moved = lanes * (sum(shape.sizes) + shape.written)  # bytes per step
+    kept = 4 * lanes * shape.words / CHECK
+    if kept > MOST_KEPT_OF_MOVED * moved and kept * shape.length > MOST_KEPT:
+        return None
+    # In ns per step; a walk that reads nothing waits for no memory.
+    memory = max(1e9 * moved / shape.bandwidth, 1e-6)
+    step = max(shape.wait, ISSUE * shape.cost)
+    most = min(SCHEDULERS * shape.processors // chains, shape.length // LEAST_STEPS, MOST)
+    if most < 2:
+        return None
+    steps = -(-shape.length // min(most, max(2, round(step / memory))))
+    steps += -steps % CHECK
+    while 0 < shape.length % steps < WARM:  # the last one
+        steps += CHECK
+    if max(steps + OVERHEAD, shape.length * memory / step) > WORTH * shape.length:
+        return None
+    return Parts(-(-shape.length // steps), steps, WARM, TRIAL)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The components of a state that a step changes.
+
+    forgotten: those that steps may forget.
+    sums: those that only grow by something that does not depend on them.
+    """
+
+    forgotten: tuple[int, ...]
+    sums: tuple[int, ...]
+
+
+def kept_of(step: WalkStep) -> Kept:
+    program = step.program
+    changed = {c: v for c, v in zip(step.carried, program.outputs, strict=False) if v != c}
+    sums = {c for c, value in changed.items() if is_sum(program, c, value)}
+    return Kept(tuple(c for c in changed if c not in sums), tuple(sorted(sums)))
+
+
+def is_sum(program: Program, c: int, value: int) -> bool:
+    """Whether `value` is input c plus something, and nothing else reads either of them."""
+    n = len(program.inputs)
+    if value < n:
+        return False
+    made = program.instructions[value - n]
+    added = made.args if made.op == "add" else made.args[2:] if made.op == "fused" else ()
+    reads = [a for i in program.instructions for a in i.args] + list(program.outputs)
+    return c in added and reads.count(c) == 1 and reads.count(value) == 1
+
+
+def kept_words(op: Operator, kept: Kept) -> tuple[int, int]:
+    """32-bit words of what is kept of a state, and of what may be forgotten of it."""
+    kinds = op.combine.output_dtypes
+    forgotten, sums = (
+        sum(word_counts(kinds[c] for c in components))
+        for components in (kept.forgotten, kept.sums)
+    )  # fmt: skip
+    return forgotten + sums, forgotten
+
+
+def record_bytes(op: Operator, step: WalkStep, channels: int, parts: Parts) -> int:
+    """The bytes of a `Record`."""
+    kept, _ = kept_words(op, kept_of(step))
+    words = 2 * kept + 1 + kept * (parts.steps // CHECK)
+    return 4 * channels * words
+
+
+def kept_source(op: Operator, step: WalkStep) -> str:
+    """The constants and functions of parts_walk.cuh that depend on the operator."""
+    kept = kept_of(step)
+    kinds = op.combine.output_dtypes
+    both = (*kept.forgotten, *kept.sums)
+    packing, unpacking = word_statements([f"s{c}" for c in both], [kinds[c] for c in both])
+    words, forgotten = kept_words(op, kept)
+    sums = [f"s.s{c}" for c in kept.sums]
+    return "\n".join(
+        [
+            f"constexpr int KEPT_WORDS = {words}, FORGOTTEN_WORDS = {forgotten};",
+            f"constexpr bool HAS_SUMS = {str(bool(sums)).lower()};",
+            f"constexpr int COUNTER_BYTES = {COUNTER_BYTES}, CHECK = {CHECK};",
+            function("to_kept(const State& s, uint32_t* w)", packing),
+            function("from_kept(State& s, const uint32_t* w)", unpacking),
+            function("clear_sums(State& s)", ["(void)s;", *(f"{x} = 0;" for x in sums)]),
+            function("add_sums(State& s, const State& x)",
+                     ["(void)s, (void)x;", *(f"s.s{c} = s.s{c} + x.s{c};" for c in kept.sums)]),
+            function("take_sums(State& s, const State& x)",
+                     ["(void)s, (void)x;", *(f"s.s{c} = x.s{c};" for c in kept.sums)]),
+            function("are_near(const State& a, const State& b)",
+                     [f"return {' && '.join(near(f's{c}', kinds[c]) for c in kept.forgotten)};"],
+                     "bool"),
+        ]
+    )  # fmt: skip
+
+
+def near(field: str, kind: str) -> str:
+    """The condition that a field is about the same in `a` and `b`; NaN is as NaN."""
+    a, b = f"a.{field}", f"b.{field}"
+    if kind not in ("f32", "f64"):
+        return f"{a} == {b}"
+    size = "__builtin_fabsf" if kind == "f32" else "__builtin_fabs"
+    return (
+        f"({a} == {b} || ({a} != {a} && {b} != {b}) || "
+        f"{size}({a} - {b}) <= ({size}({a}) + {size}({b})) * {ALIKE}f)"
+    )
+
+
+def function(signature: str, lines: Sequence[str], result: str = "void") -> str:
+    return "\n".join([f"INLINE {result} {signature} {{", *(f"    {line}" for line in lines), "}"])

@@ -1,0 +1,299 @@
+"""Walks of which the axis is cut into parts, beside the same walks in one piece: every bit of
+values and gradients of inputs is the same, whatever a step forgets."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cuda_emulator
+import pytest
+import torch
+import walked_cases
+from cuda_emulator import Emulated, emulated
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+from walked_cases import CASES
+
+from assocscan import explain_recurrence, nonlinear_recurrence
+from assocscan.cuda import choose_tile as tuning
+from assocscan.cuda.kernel import LanesTile
+from assocscan.cuda.tile_choice_inputs import Choice, Parts, Shape
+from assocscan.cuda.walk import parts as cuts
+from assocscan.runtime import backends as engines
+
+REASON = cuda_emulator.why_unavailable()
+NO_GPU = not torch.cuda.is_available() or engines.availability()["cuda"] is not None
+everywhere = pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param("cpu", marks=pytest.mark.skipif(REASON is not None, reason=str(REASON))),
+        pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(NO_GPU, reason="no GPU")]),
+    ],
+)
+Step = Callable[..., Any]
+
+
+@contextlib.contextmanager
+def on(device: str, seed: int = 1) -> Iterator[None]:
+    with emulated(seed=seed, processors=5) if device == "cpu" else contextlib.nullcontext():
+        yield
+
+
+def called(
+    step: Step, given: dict[str, Any], cut: Parts | None, tile: tuple[int, int, int] = (1, 8, 3),
+    seed: int = 1, reverse: bool = False, weight: float = 1.0, times: int = 2,
+) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
+    """Values, last states and gradients of several calls with this cut; all must give the same
+    bits. tile: channels of a lane, steps, stages. weight: of the last states in the sum that is
+    differentiated."""
+    channels, items, stages = tile
+    choice = Choice(LanesTile(32, 32 * channels, channels, items, stages), "WALKED", parts=cut)
+    given = tree_map(lambda t: t.detach().requires_grad_(t.is_floating_point()), given)
+    leaves = [t for t in tree_leaves(given) if t.requires_grad]
+    device = leaves[0].device.type
+    first: list[Tensor] | None = None
+    with on(device, seed), tuning.forced(choice):
+        for _ in range(times):
+            y, last = nonlinear_recurrence(
+                step, **given, reverse=reverse, return_final=True, method="loop", backend="cuda"
+            )
+            results = [*tree_leaves(y), *tree_leaves(last)]
+            weights = [torch.linspace(-1, 2, t.numel(), device=t.device).view(t.shape)
+                       for t in results]  # fmt: skip
+            weights[-1] = torch.full_like(weights[-1], weight) if weight != 1 else weights[-1]
+            total = sum((t * w).sum() for t, w in zip(results, weights, strict=True))
+            found = [*results, *torch.autograd.grad(total, leaves)]
+            first = first or found
+            assert all(map(same, found, first))
+        if device == "cpu":
+            kernels = [kernel for kernel, _ in Emulated.launches if kernel]
+            assert {kernel.in_parts for kernel in kernels} == {cut is not None}
+    assert first is not None
+    return first[: len(results)], first[len(results) :]
+
+
+def same(x: Tensor, y: Tensor) -> bool:
+    """Whether all bits are the same; of NaN, that it is one."""
+    return torch.equal(x.isnan(), y.isnan()) and torch.equal(x.nan_to_num(), y.nan_to_num())
+
+
+def compare(step: Step, given: dict[str, Any], cut: Parts, sums: float = 1e-5, **how: Any) -> None:
+    """Beside the walk in one piece. sums: the tolerance of the gradients of params, which are
+    summed in another order."""
+    params = len(tree_leaves(given.get("params", ())))
+    values, gradients = called(step, given, None, **{k: v for k, v in how.items() if k != "seed"})
+    got, found = called(step, given, cut, **how)
+    assert all(map(same, got, values))
+    count = len(found) - params
+    assert all(map(same, found[:count], gradients[:count]))
+    for x, y in zip(found[count:], gradients[count:], strict=True):
+        scale = 1 + y.abs().nan_to_num(0, 0).max().item()
+        torch.testing.assert_close(x, y, rtol=0, atol=sums * scale, equal_nan=True)
+
+
+CUTS = {
+    "early": Parts(4, 256, 96),
+    "tried": Parts(8, 128, 64, 32),
+    "two": Parts(2, 512, 128, 64),
+    "hasty": Parts(3, 384, 32),
+}
+TILES = {"usual": (1, 8, 3), "long": (1, 32, 4), "two channels": (2, 16, 3), "short": (1, 1, 3)}
+
+
+@pytest.mark.slow(3)
+@pytest.mark.thinned(3)
+@everywhere
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("name", CASES)
+def test_every_bit(device: str, name: str, cut: str, tile: str, dtype: torch.dtype) -> None:
+    case = CASES[name]
+    number = list(CUTS).index(cut) + list(TILES).index(tile) + list(CASES).index(name)
+    reverse, length = bool(number % 2), (1000, 1024)[number % 4 < 2]
+    given = case.draw((1, length, 71), dtype, device)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 1e-2}[dtype]
+    compare(case.step, given, CUTS[cut], tolerance, tile=TILES[tile], seed=3, reverse=reverse)
+
+
+@pytest.mark.slow(1)
+@everywhere
+@pytest.mark.parametrize("gate", [4.0, 9.0])
+@pytest.mark.parametrize("cut", CUTS)
+def test_steps_that_hardly_forget(device: str, cut: str, gate: float) -> None:
+    """Parts are left, or walked twice; some channels alone, or all of them."""
+    case = CASES["gated"]
+    given = case.draw((1, 1000, 71), torch.float32, device)
+    z, r, n = given["xs"]
+    given["xs"] = (z + gate * (torch.arange(71, device=device) % 40 != 7), r, n)
+    compare(case.step, given, CUTS[cut])
+
+
+def leaky(h: Tensor, x: Any, params: Any) -> Tensor:
+    """Forgets all where the first input is 0, and nothing where it is 1."""
+    keep, new = x
+    return keep * h + params[0] * new
+
+
+def forgets_at(steps: list[int], length: int, device: str) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(length)
+    keep = torch.ones(1, length, 32)
+    keep[:, steps] = 0
+    new = torch.randn(1, length, 32, generator=generator)
+    return {
+        "xs": (keep.to(device), new.to(device)), "init": torch.ones(1, 32, device=device),
+        "params": (torch.linspace(1, 2, 32, device=device),),
+    }  # fmt: skip
+
+
+@everywhere
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("steps", [[], [300], [255, 260, 520, 600, 840], [256, 512, 768], [1000]])
+def test_a_part_is_mended_until_it_is_right(device: str, steps: list[int], reverse: bool) -> None:
+    """A guess that is wrong is forgotten in the midst of a part, at its edge, or never."""
+    given = forgets_at([1023 - s for s in steps] if reverse else steps, 1024, device)
+    for cut in (Parts(4, 256, 32), Parts(4, 256, 64, 32), Parts(8, 128, 32)):
+        compare(leaky, given, cut, reverse=reverse)
+
+
+@everywhere
+@pytest.mark.parametrize("steps", [[200, 460, 800, 1010], [1010]])
+@pytest.mark.parametrize("weight", [1.0, 1e4, 1e10, 1e38])
+def test_sums_do_not_depend_on_guesses(device: str, weight: float, steps: list[int]) -> None:
+    """Gradients are walked from the end. Parts begin with the gradient of the last state. What a
+    wrong guess adds to a sum before it is forgotten may be far larger than the sum, or infinite."""
+    given = forgets_at(steps, 1024, device)
+    keep, new = given["xs"]
+    given["xs"] = (keep, new * 8 * (torch.arange(1024, device=device) < 1010)[None, :, None])
+    _, gradients = called(leaky, given, None, weight=weight)
+    want = gradients[-1]  # that of params
+    found = []
+    for cut in (Parts(4, 256, 32), Parts(4, 256, 64, 32), Parts(4, 256, 256)):
+        compare(leaky, given, cut, weight=weight)
+        found.append(called(leaky, given, cut, weight=weight)[1][-1])
+    assert want.isfinite().all()
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@everywhere
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite(device: str, bad: float) -> None:
+    case = CASES["gated"]
+    given = case.draw((1, 1024, 40), torch.float32, device)
+    for step in (3, 255, 256, 600):
+        given["xs"][2][0, step, step % 40] = bad
+    compare(case.step, given, CUTS["early"])
+    given = forgets_at([200, 460, 666, 960], 1024, device)
+    given["xs"][1][0, [180, 520, 800]] = bad
+    compare(leaky, given, CUTS["early"])
+
+
+@everywhere
+def test_counters_and_states_of_several_dtypes(device: str) -> None:
+    """A counter never forgets; int64 and float64 are two words."""
+
+    def counts(state: Any, x: Tensor) -> Any:
+        count, total = state
+        return count + (x > 0).long(), 0.5 * total + x.double() * (count % 3)
+
+    x = torch.randn(2, 1024, 33, generator=torch.Generator().manual_seed(1)).to(device)
+    init = (torch.zeros(2, 33, dtype=torch.int64, device=device),
+            torch.zeros(2, 33, dtype=torch.float64, device=device))  # fmt: skip
+    results = []
+    for cut in (None, Parts(4, 256, 96), Parts(4, 256, 96, 64)):
+        choice = Choice(LanesTile(32, 32, 1, 8, 3), "WALKED", parts=cut)
+        with on(device), tuning.forced(choice):
+            found = nonlinear_recurrence(counts, x, init, return_final=True, backend="cuda")
+        results.append(tree_leaves(found))
+    for others in results[1:]:
+        assert all(map(torch.equal, others, results[0]))
+
+
+@everywhere
+def test_kernels_share_a_workspace(device: str) -> None:
+    """With other numbers of chains and parts, in turn: counters are found at 0."""
+    case = CASES["gated"]
+    calls = []
+    for channels, cut in ((40, CUTS["early"]), (200, CUTS["tried"]), (33, CUTS["two"])):
+        given = case.draw((2, 1024, channels), torch.float32, device)
+        choice = Choice(LanesTile(32, 32, 1, 8, 3), "WALKED", parts=cut)
+        calls.append((given, choice))
+    wanted = []
+    for given, choice in calls:
+        with on(device), tuning.forced(Choice(choice.tile, "WALKED")):
+            wanted.append(nonlinear_recurrence(case.step, **given, method="loop", backend="cuda"))
+    with on(device):
+        for _ in range(3):
+            for (given, choice), want in zip(calls, wanted, strict=True):
+                with tuning.forced(choice):
+                    y = nonlinear_recurrence(case.step, **given, method="loop", backend="cuda")
+                assert torch.equal(y, want)
+
+
+def shape(rows: int, length: int, channels: int, wait: float = 50.0) -> Shape:
+    """A GRU in bfloat16 on an H200."""
+    return Shape(True, rows, length, channels, 4, (2, 2, 2), 2, 132, 227 << 10, 4.8e12, 73, True,
+                 wait)  # fmt: skip
+
+
+def test_where_an_axis_is_cut() -> None:
+    def count(*sizes: int, wait: float = 50.0) -> int:
+        found = cuts.parts_of(shape(*sizes, wait=wait), 32)
+        return 1 if found is None else found.count
+
+    assert count(1, 65536, 64) == cuts.MOST
+    assert count(1, 65536, 512) == 32  # a warp for each scheduler of the GPU
+    assert count(4, 4096, 512) == 8  # parts of at least 512 steps
+    assert count(8, 8192, 768) == 2
+    assert count(8, 8192, 1536) == 1  # that many chains fill the GPU
+    assert count(1, 1000, 64) == 1  # too short
+    assert count(1, 65536, 64, wait=0) == 1  # packed, or nothing is carried
+    for length in range(1100, 9000, 37):
+        found = cuts.parts_of(shape(1, length, 64), 32)
+        if found is not None:
+            last = length - (found.count - 1) * found.steps
+            assert max(found.warm, found.trial) <= last <= found.steps
+
+
+@pytest.mark.skipif(REASON is not None, reason=str(REASON))
+def test_what_explain_says() -> None:
+    case = CASES["gated"]
+    given = case.draw((1, 2048, 64), torch.float32, "cpu")
+    with emulated(processors=5):
+        plan = explain_recurrence(case.step, **given, method="loop", backend="cuda")
+        assert "4 parts of 512 steps" in plan.why
+        y = nonlinear_recurrence(case.step, **given, method="loop", backend="cuda")
+        assert any(kernel.in_parts for kernel, _ in Emulated.launches if kernel)
+    want, _ = walked_cases.loop(case, given)
+    torch.testing.assert_close(y.double(), want[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(NO_GPU, reason="no GPU")
+@pytest.mark.parametrize("gate", [0.0, 4.0])
+def test_graphs(gate: float) -> None:
+    """Captured in a CUDA graph with both passes, and replayed on other values."""
+    case = CASES["gated"]
+    given = case.draw((2, 4096, 128), torch.float32, "cuda")
+
+    def both() -> list[Tensor]:
+        xs = [t.detach().requires_grad_() for t in given["xs"]]
+        y = nonlinear_recurrence(case.step, **given | {"xs": tuple(xs)}, method="loop")
+        return [y.detach(), *torch.autograd.grad(y.square().sum(), xs)]
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            both()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = both()
+    for x in given["xs"]:
+        x.normal_()
+    given["xs"][0].add_(gate)
+    for _ in range(3):
+        graph.replay()
+        assert all(map(torch.equal, captured, both()))
