@@ -199,9 +199,10 @@ def build_folder() -> Iterator[Path]:
 
 
 def mark(folder: Path) -> int | None:
-    """Put a locked file into a build folder: the file to close at the end, None where files cannot
-    be locked. The system unlocks it when this process ends in any way. It gets its name when it is
-    locked, so that no other process can lock it before."""
+    """Put a locked file MARK into a build folder, and return its handle, to be closed when the
+    folder is removed; None where files cannot be locked. The system unlocks it when this process
+    ends, in any way. It gets its name once it is locked, so that no other process locks it first.
+    """
     if sys.platform == "win32":
         return None
     handle = None

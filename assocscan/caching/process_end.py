@@ -26,9 +26,9 @@ _ENDING: list[int] = []  # the thread that ends this process, once it has begun 
 
 
 def begin(make: Callable[[], T], undo: Callable[[T], object]) -> T:
-    """What `make` returns. `undo` is called with it when this process ends, before what was begun
-    earlier is undone, unless it is forgotten until then. A forked child undoes nothing of its
-    parent's.
+    """Call `make` and return its result. Unless `forget` is called with the result, `undo` is
+    called with it when this process ends; what was begun last is undone first. A forked child
+    undoes nothing of its parent's.
 
     make: takes a short time, because the end of the process waits for it.
 
@@ -43,13 +43,13 @@ def begin(make: Callable[[], T], undo: Callable[[T], object]) -> T:
 
 
 def forget(made: Hashable) -> None:
-    """It is finished, or undone: nothing remains to be done at the end of this process."""
+    """Do not undo this at the end of the process: it is finished, or undone already."""
     with _LOCK:
         _UNDO.pop(made, None)
 
 
 def undo_all() -> None:
-    """Undo what was begun and not forgotten, the last first."""
+    """Undo all that was begun and not forgotten; what was begun last, first."""
     with _LOCK:
         _ENDING[:] = [threading.get_ident()]
         unfinished = list(_UNDO.items())

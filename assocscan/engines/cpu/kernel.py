@@ -62,8 +62,8 @@ OPERATIONS = 8
 class Access:
     """How the kernel reads or writes a leaf.
 
-    lane: in the direct form, the distance between neighbouring lanes, in scalars; None: there is no
-        single small distance, and the leaf goes through a tile. In the staged form always 0.
+    lane: in the direct form, the distance between neighbouring lanes, in scalars; None: the leaf
+        goes through a tile (`prepare.access_of`). In the staged form always 0.
     offsets: from the first component of an element to each of its components, in scalars.
     """
 
@@ -103,7 +103,9 @@ class Kernel:
 
     @property
     def is_small(self) -> bool:
-        """Whether the steps of a tile are unrolled."""
+        """Whether the operator is short. Then the steps of a tile are unrolled, and the operator's
+        text stands wherever it is needed. A longer one is called, computes all lanes of a step,
+        reads masks of bytes through tiles, and is compiled with less optimisation."""
         return self.operations <= SMALL
 
     @property

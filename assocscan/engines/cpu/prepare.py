@@ -173,9 +173,10 @@ def access_of(walk: LeafStrides | None, lanes: list[CollapsedDim], is_small: boo
     if walk is None:
         return None
     lane = lane_stride(walk, lanes) if lanes else 0
-    # A loop over lanes that reads bytes in place is SIMD code for 64 lanes at once, which compiles
-    # for a minute if a step is long, and fewer lanes run one by one. So they go through a tile.
-    # An HMM filter of five states and a mask, 16 sequences: 38 → 7 s to compile, 14 → 2.2 ms.
+    # A loop over lanes that reads bytes in place becomes SIMD code for 64 lanes, as a register has
+    # 64 bytes. If a step is long that compiles for a minute, and fewer lanes are run one by one. So
+    # bytes go through a tile. An HMM filter of five states and a mask, 16 sequences: 38 → 7 s to
+    # compile, 14 → 2.2 ms a call.
     if lanes and not is_small and scalar_size(walk.dtype) == 1:
         lane = None
     return Access(walk.dtype, lane, walk.component_offsets)
