@@ -11,7 +11,8 @@ pytestmark = needs_fork
 def test_build_folders_of_killed_processes_are_removed(
     run: Run, cache: Path, tmp_path: Path
 ) -> None:
-    """The next process that compiles removes them; those of living ones and of the user stay."""
+    """The next process that compiles removes them. Folders of living processes stay, and so does a
+    folder of the user's that has such a name."""
     stuck = write_script(
         tmp_path / "stuck",
         f"""case "$*" in *--version*) ;; *)

@@ -75,8 +75,8 @@ def called(
 
 
 def same(x: Tensor, y: Tensor) -> bool:
-    """Whether all bits are the same; of NaN, that it is one."""
-    return torch.equal(x.isnan(), y.isnan()) and torch.equal(x.nan_to_num(), y.nan_to_num())
+    """Whether all numbers are equal, and NaN where the other has NaN."""
+    return bool(((x == y) | (x.isnan() & y.isnan())).all())
 
 
 def compare(step: Step, given: dict[str, Any], cut: Parts, sums: float = 1e-5, **how: Any) -> None:
@@ -267,7 +267,8 @@ def test_what_explain_says() -> None:
         y = nonlinear_recurrence(case.step, **given, method="loop", backend="cuda")
         assert any(kernel.in_parts for kernel, _ in Emulated.launches if kernel)
     want, _ = walked_cases.loop(case, given)
-    torch.testing.assert_close(y.double(), want[0], rtol=1e-4, atol=1e-4)
+    # The roundings of a step, of which later ones forget most: as in walked_cases.check.
+    torch.testing.assert_close(y.double(), want[0], rtol=0, atol=2e-5)
 
 
 @pytest.mark.gpu
