@@ -60,8 +60,9 @@ COUNTS = (
 
 # How the axis is cut into parts (`walk/parts_walk.cuh`).
 PARTS = (
-    Field("int", "parts"), Field("int", "warm"), Field("int", "trial"), Field("i64", "part_steps"),
-    Field("i64", "record_bytes"),
+    *(Field("int", name) for name in
+      ("parts", "warm", "trial", "residue", "distant", "distant_residue")),
+    Field("i64", "part_steps"), Field("i64", "record_bytes"),
 )  # fmt: skip
 
 

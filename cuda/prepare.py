@@ -395,8 +395,10 @@ def assemble(
     slot_class = min(shape.words, 2)
     if cut is not None:
         last = spec.length - (cut.count - 1) * cut.steps
-        assert max(cut.warm, cut.trial) <= last <= cut.steps and chains <= parts.MOST_CHAINS
-        assert cut.steps % parts.CHECK == cut.warm % tile.items == cut.trial % tile.items == 0
+        assert cut.trial < cut.warm <= last <= cut.steps
+        assert chains * (cut.count + 1) <= parts.MOST_COUNTERS
+        steps = (cut.warm, cut.trial, cut.distant)
+        assert cut.steps % parts.CHECK == 0 and not any(n % tile.items for n in steps)
         record = parts.record_bytes(spec.operator, step_of(kernel), channels, cut)
         slots, slot_class = parts.COUNTER_BYTES + chains * cut.count * record, parts.SLOT_CLASS
     blocks_inverse, blocks_shift = inverse(blocks)
@@ -413,6 +415,9 @@ def assemble(
             "part_steps": cut.steps,
             "warm": cut.warm,
             "trial": cut.trial,
+            "residue": cut.residue,
+            "distant": cut.distant,
+            "distant_residue": cut.distant_residue,
             "record_bytes": record,
         }
     for role in ROLES:

@@ -68,13 +68,20 @@ class Shape:
 @dataclass(frozen=True)
 class Parts:
     """How an axis is cut: into `count` parts of `steps` steps, the last of which may be shorter.
-    warm, trial: how many steps earlier a part is begun, and tried (`walk/parts_walk.cuh`). These
-    early steps write outputs to the first places of the part; so no part may have fewer."""
+    warm, trial: how many steps earlier a part is begun, and tried (`walk/parts_walk.cuh`); trial 0:
+        it is not tried, else it is the smaller of the two. These early steps write outputs to the
+        first places of the part; so no part may have fewer.
+    residue: the most that the steps of a trial may leave of a difference, in 1/65536 of it.
+    distant, distant_residue: the same for parts that are begun earlier; distant 0: none is.
+    """
 
     count: int
     steps: int
     warm: int
     trial: int = 0
+    residue: int = 1 << 13
+    distant: int = 0
+    distant_residue: int = 0
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@
 KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     char* const ring = shared_memory() + RING_AT;
     Pipeline pipeline;
+    NoMarks marks;
     Walker& walker = pipeline.walker;
     walker.lane = thread_index();
     walker.place.chain = block_index();
@@ -14,7 +15,7 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     pipeline.start(P, ring);
     ROLLED while (walker.place.exists(P)) {
         if (walker.place.step == 0) walker.enter(P);
-        pipeline.walk(P, ring);
+        pipeline.walk(P, ring, marks);
     }
     copies_wait<0>();
 }

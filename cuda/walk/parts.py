@@ -4,7 +4,7 @@ what a state of theirs is."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,17 +17,15 @@ from ..kernel import word_counts, word_statements
 from ..tile_choice_inputs import HEAVY, LIBRARY_COST, Parts, Shape
 from .step import LATENCY, OTHER, WalkStep, walk_step
 
-# Each chain has a counter of its finished parts. Counters come first in the workspace: launches of
-# other shapes must not find records there.
-MOST_CHAINS = 8192
-COUNTER_BYTES = 4 * MOST_CHAINS
+# A chain has a counter for each part, and one more (`Counters`). They come first in the workspace:
+# launches of other shapes must not find records there.
+MOST_COUNTERS = 8192
+COUNTER_BYTES = 4 * MOST_COUNTERS
 # A class of workspaces of its own (`LoadedKernel.slot_class`): counters are zero between launches.
 SLOT_CLASS = 3
 # CHECK steps are whole tiles. Parts begin at multiples of CHECK, and keep a state every CHECK
 # steps.
 CHECK = 128
-# Numbers a and b are alike if |a − b| ≤ ALIKE (|a| + |b|).
-ALIKE = 0.125
 # Cycles from operands to result, and cycles per nanosecond, for `wait_of`.
 CYCLES = (
     {op: 2 * cost for op, cost in HEAVY.items()}
@@ -35,13 +33,22 @@ CYCLES = (
     | {"sigmoid_exp2": 43, "tanh_exp2": 43, "fused": 4}
 )
 CLOCK = 1.8
-# A part has at least LEAST_STEPS steps, and an axis at most MOST parts, which the last block of a
-# chain goes through one by one. A part is begun WARM steps before its first one; its trial, TRIAL.
+# A part has at least LEAST_STEPS steps, and an axis at most MOST parts, which one block may have to
+# go through. A part is begun WARM steps before its first one; its trial, TRIAL.
 LEAST_STEPS, MOST, WARM, TRIAL = 512, 64, 128, 64
+# A state is forgotten once a difference of two of its size is below a rounding of float32, 2^-BITS
+# of it. A part is walked if its trial says that this takes no more steps than the part has, since
+# so many may be walked twice. Where there are MANY parts, and it takes up to 1/DISTANT of the axis,
+# parts are begun so early. A difference below LEAST_DIFFERENCE of the numbers counts as that large.
+BITS, LEAST_DIFFERENCE = 24, 0.25
+MANY, DISTANT = 16, 8
+# There are at most CROWD warps for each scheduler. Where there are more than one, a step takes
+# CROWDED times its wait, or ISSUED times as long as its instructions take to issue.
+CROWD, CROWDED, ISSUED = 1.5, 1.5, 2.6
 # What cutting adds, in steps: the trial, the early start and the launch of a part, and the work of
 # the last block. An axis is cut if its time, and that of its memory traffic, are at most WORTH of
 # the time of one walk.
-OVERHEAD, WORTH = 300, 0.75
+OVERHEAD, WORTH = 300, 0.85
 # What is kept takes up to so many bytes, or up to so much of the bytes that the walk moves.
 MOST_KEPT, MOST_KEPT_OF_MOVED = 64 << 20, 1 / 16
 # To issue the instructions of a step takes about so many ns of its `cost_of`.
@@ -71,32 +78,46 @@ def wait_of(spec: ScanSpec[Operator], layout: Layout) -> float:
 
 
 def parts_of(shape: Shape, channels: int) -> Parts | None:
-    """How the axis of a walk is cut, of which a block has so many channels; None: it is not.
-
-    There are at most as many blocks, which are warps, as there are schedulers. With more, warps
-    share schedulers, and a step that does not forget becomes slower than in one walk.
-    """
+    """How the axis of a walk is cut, of which a block has so many channels; None: it is not."""
     chains = shape.rows * -(-shape.channels // channels)
-    if not shape.wait or not 0 < chains <= MOST_CHAINS:
+    if not shape.wait or chains == 0:
         return None
     lanes = shape.rows * shape.channels
     moved = lanes * (sum(shape.sizes) + shape.written)  # bytes per step
     kept = 4 * lanes * shape.words / CHECK
     if kept > MOST_KEPT_OF_MOVED * moved and kept * shape.length > MOST_KEPT:
         return None
-    # In ns per step; a walk that reads nothing waits for no memory.
-    memory = max(1e9 * moved / shape.bandwidth, 1e-6)
-    step = max(shape.wait, ISSUE * shape.cost)
-    most = min(SCHEDULERS * shape.processors // chains, shape.length // LEAST_STEPS, MOST)
-    if most < 2:
+    # In ns per step.
+    memory, issue = 1e9 * moved / shape.bandwidth, ISSUE * shape.cost
+    alone = max(shape.wait, issue)
+    crowded = max(CROWDED * shape.wait, ISSUED * issue)
+    schedulers = SCHEDULERS * shape.processors
+    most = min(
+        int(CROWD * schedulers) // chains, shape.length // LEAST_STEPS, MOST,
+        MOST_COUNTERS // chains - 1,
+    )  # fmt: skip
+    found, least = None, WORTH * alone * shape.length
+    for parts in range(2, most + 1):
+        steps = -(-shape.length // parts)
+        steps += -steps % CHECK
+        while 0 < shape.length % steps < WARM:  # the last one
+            steps += CHECK
+        count = -(-shape.length // steps)
+        step = crowded if chains * count > schedulers else alone
+        time = max((steps + OVERHEAD) * step, shape.length * memory)
+        if time < least:
+            found, least = Parts(count, steps, WARM, TRIAL), time
+    if found is None:
         return None
-    steps = -(-shape.length // min(most, max(2, round(step / memory))))
-    steps += -steps % CHECK
-    while 0 < shape.length % steps < WARM:  # the last one
-        steps += CHECK
-    if max(steps + OVERHEAD, shape.length * memory / step) > WORTH * shape.length:
-        return None
-    return Parts(-(-shape.length // steps), steps, WARM, TRIAL)
+    residue = residue_of(found.steps)
+    distant = shape.length // DISTANT // CHECK * CHECK if found.count >= MANY else 0
+    far = residue_of(distant) if distant else 0
+    return replace(found, residue=residue, distant=distant, distant_residue=far)
+
+
+def residue_of(steps: float) -> int:
+    """`Parts.residue`: what a trial may leave of a difference that so many steps forget."""
+    return int(2 ** (16 - BITS * TRIAL / steps))
 
 
 @dataclass(frozen=True)
@@ -166,22 +187,30 @@ def kept_source(op: Operator, step: WalkStep) -> str:
                      ["(void)s, (void)x;", *(f"s.s{c} = s.s{c} + x.s{c};" for c in kept.sums)]),
             function("take_sums(State& s, const State& x)",
                      ["(void)s, (void)x;", *(f"s.s{c} = x.s{c};" for c in kept.sums)]),
-            function("are_near(const State& a, const State& b)",
-                     [f"return {' && '.join(near(f's{c}', kinds[c]) for c in kept.forgotten)};"],
-                     "bool"),
+            function(
+                "is_near(const State& a, const State& b, const State& c, const State& d, "
+                "float most)",
+                [f"return {' && '.join(near(f's{c}', kinds[c]) for c in kept.forgotten)};"], "bool",
+            ),
         ]
     )  # fmt: skip
 
 
 def near(field: str, kind: str) -> str:
-    """The condition that a field is about the same in `a` and `b`; NaN is as NaN."""
-    a, b = f"a.{field}", f"b.{field}"
+    """The condition that of a field's difference in `a` and `b` no more than `most` is left in `c`
+    and `d`; NaN is as NaN."""
+    a, b, c, d = (f"{state}.{field}" for state in "abcd")
     if kind not in ("f32", "f64"):
-        return f"{a} == {b}"
+        return f"{c} == {d}"
     size = "__builtin_fabsf" if kind == "f32" else "__builtin_fabs"
+    before, after, numbers = (
+        f"{size}({a} - {b})",
+        f"{size}({c} - {d})",
+        f"({size}({c}) + {size}({d}))",
+    )
     return (
-        f"({a} == {b} || ({a} != {a} && {b} != {b}) || "
-        f"{size}({a} - {b}) <= ({size}({a}) + {size}({b})) * {ALIKE}f)"
+        f"({c} == {d} || ({c} != {c} && {d} != {d}) || {after} <= {before} * most"
+        f" || {after} <= {numbers} * ({LEAST_DIFFERENCE}f * most))"
     )
 
 

@@ -3,22 +3,28 @@
 //
 // The state before a part is not known until the part before it has been walked. But many steps
 // forget: however different two states are, after enough of the same steps they are equal, to the
-// last bit. So each part but the first starts from init, `warm` steps early. The states are kept
-// before its own first step and after every CHECK steps.
+// last bit. So each part but the first is guessed: it starts from init, P.warm steps early. The
+// states are kept before its own first step and after every CHECK steps.
 //
-// The block that finishes its part last then goes through all parts of the chain, in order. Where a
-// part began with the very state that the part before ended with, it is right as it is. Where it
-// did not, the block walks along the part itself, from the right state, until its state is one of
-// those that were kept: the rest is right. So no result depends on a guess, whatever the step does;
-// what it forgets decides about the time alone. No block waits for another.
+// Where two parts meet is an edge. The block that finishes its part second compares the state that
+// the part before the edge ended with and the one that the part after it began with. If they differ,
+// it walks along the later part again, from the right state, until its state is one of those that
+// were kept: the rest is right. All edges are mended at the same time.
 //
-// A step that does not forget would be walked twice. So a part is first tried (P.trial > 0): it is
-// walked to from init twice, from `trial` and from `warm` steps before its first one. If the two
-// states are not alike, the step does not forget, and the part is left to the last block.
+// If the state has not become a kept one by the end of the part, the next edge may have been
+// compared too early. Then the block that finishes last goes through all edges of the chain again,
+// in order. So no result depends on a guess, whatever the step does; what it forgets decides about
+// the time alone. No block waits for another.
+//
+// A step that does not forget would be walked twice. So a part is first tried (P.trial > 0): two
+// states before it are computed from init, one from P.trial and one from P.warm steps before. If
+// P.trial steps leave more than P.residue / 65536 of the difference between two states, and no more
+// than P.distant_residue / 65536, the part starts P.distant steps early. If they leave more, it is
+// left to the block that finishes last.
 //
 // A component that only sums what each step adds to it, as the gradient of a parameter does, never
-// forgets. So sums begin anew after every CHECK steps. Those of a part are added in order, then
-// those of the parts: in the same order whoever walked.
+// forgets. So sums begin anew after every CHECK steps. These sums are added in the order of the
+// steps, part by part: which block walked does not matter.
 #pragma once
 #include "walker.cuh"
 
@@ -77,38 +83,44 @@ struct Record {
     static INLINE_MEMBER int check(i64 steps) {
         return CHECKS + (int)((steps + CHECK - 1) / CHECK - 1) * KEPT_WORDS;
     }
-    // Whether these states are those that are kept from this word on. If so, the rest of the part is
-    // right: they become the states after its last step (whose words are `last`), and the sums of
-    // the rest are added.
-    INLINE_MEMBER bool completes(State* states, State* sums, int word, int last,
-                                 int channels) const {
-        State then[CHANNELS];
-        UNROLL for (int v = 0; v < CHANNELS; ++v) then[v] = states[v];
-        read(then, word);
-        if (!all_lanes(are_equal(then, states, channels))) return false;
+    // Whether these states are those that are kept from this word on.
+    INLINE_MEMBER bool holds(const State* states, int word, int channels) const {
+        State kept[CHANNELS];
+        UNROLL for (int v = 0; v < CHANNELS; ++v) kept[v] = states[v];
+        read(kept, word);
+        return all_lanes(are_equal(kept, states, channels));
+    }
+    // Goes on from the states that are kept from `word` on to the last ones, which are kept from
+    // `last` on, and adds the sums of the steps between.
+    INLINE_MEMBER void skip(State* states, State* sums, int word, int last) const {
         ROLLED for (word = HAS_SUMS ? word + KEPT_WORDS : last; word <= last; word += KEPT_WORDS) {
             read(states, word);
             UNROLL for (int v = 0; v < CHANNELS; ++v) add_sums(sums[v], states[v]);
         }
-        return true;
     }
 };
 
-// Whether two states of each channel are about the same, in every lane.
-INLINE bool are_alike(const State* first, const State* second, int channels) {
-    bool alike = true;
+// Whether of the difference of the states `a` and `b` of each channel at most residue / 65536 is left
+// in `c` and `d`, in every lane.
+INLINE bool are_near(const State* a, const State* b, const State* c, const State* d, int residue,
+                     int channels) {
+    const float most = (float)residue * 0x1p-16f;
+    bool near = true;
     UNROLL for (int v = 0; v < CHANNELS; ++v)
-        alike = alike && (v >= channels || are_near(first[v], second[v]));
-    return all_lanes(alike);
+        near = near && (v >= channels || is_near(a[v], b[v], c[v], d[v], most));
+    return all_lanes(near);
 }
-// The next part, from this one on, that was walked.
+
+// The next part, from this one on, that was walked. Each lane looks at another part.
 INLINE int first_walked(const Params& P, int chain, int part, int lane) {
-    Record record;
-    ROLLED for (; part < P.parts; ++part) {
-        record.find(P, chain, part, lane);
-        if (record.is_walked()) break;
+    ROLLED for (; part < P.parts; part += 32) {
+        Record record;
+        record.find(P, chain, least(part + lane, P.parts - 1), 0);
+        const u32 walked =
+            lanes_where(part + lane < P.parts && record.load(Record::IS_WALKED, 0) != 0);
+        if (walked != 0) return part + lowest_bit(walked);
     }
-    return part;
+    return P.parts;
 }
 
 // Goes on through the parts of a chain that are right, from this one on, and returns the first that
@@ -142,16 +154,91 @@ INLINE int pass_right_ones(const Params& P, int chain, int part, State* carry, S
     return part;
 }
 
-// Whether all other parts of the chain are done. What their blocks have written is then visible.
-INLINE bool is_last(const Params& P, int chain, int lane) {
-    u32* const counter = (u32*)P.slots + chain;
-    Walker::meet();
-    const u32 others = shuffle_from(lane == 0 ? count_up(counter) : 0, 0);
-    if ((int)others + 1 < P.parts) return false;
-    if (lane == 0) store_counter(counter, 0);  // for the next launch
-    Walker::meet();
-    return true;
-}
+// The counters of a chain, which are zero between launches.
+struct Counters {
+    u32* at;  // counter k of all chains stand side by side
+    int chains, parts, lane;
+
+    INLINE_MEMBER void find(const Params& P, int chain, int lane_) {
+        at = (u32*)P.slots + chain;
+        chains = P.chains, parts = P.parts, lane = lane_;
+    }
+    // Counter `part` is that of the edge before a part; the first and the last have none. Counter 0
+    // counts the finished blocks.
+    INLINE_MEMBER u32* counter(int k) const { return at + (i64)k * chains; }
+    // Whether some edge has to be looked at again.
+    INLINE_MEMBER u32* is_open() const { return counter(parts); }
+
+    // The edges of this part whose other part is done too, as bits: 1, the edge before it; 2, the
+    // edge after it. What the other block has written is then visible.
+    INLINE_MEMBER u32 arrive(int part) const {
+        Walker::meet();
+        const int edge = part + lane;
+        u32 others = 0;
+        if (lane < 2 && edge > 0 && edge < parts) {
+            others = count_up(counter(edge));
+            if (others > 0) store_counter(counter(edge), 0);
+        }
+        others = shuffle_from(others, 0) | shuffle_from(others, 1) << 1;
+        Walker::meet();
+        return others;
+    }
+    // Whether all other blocks of the chain have finished. What they have written is then visible,
+    // and `open` is whether any of them has said so.
+    INLINE_MEMBER bool finish(bool& open) const {
+        Walker::meet();
+        u32 others = 0, any = 0;
+        if (lane == 0) {
+            if (open) store_counter(is_open(), 1);
+            others = count_up(counter(0));
+            if ((int)others + 1 == parts) {
+                any = load_counter(is_open());
+                store_counter(is_open(), 0), store_counter(counter(0), 0);
+            }
+        }
+        others = shuffle_from(others, 0), open = shuffle_from(any, 0) != 0;
+        Walker::meet();
+        return (int)others + 1 == parts;
+    }
+};
+
+// What happens at the marks of a walk, after every CHECK steps: the states are kept, and sums begin
+// anew.
+struct Marks {
+    static constexpr int NEVER = 0x7fffffff;
+    Record record;
+    int word;              // of `record`, where the next states are kept; 0: they are not
+    int left;              // the steps to the next mark; NEVER: there is none
+    State sums[CHANNELS];  // of the steps before the last mark
+
+    INLINE_MEMBER void pass(State* carry, int steps) {
+        if (left == NEVER) return;
+        left -= steps;
+        if (left == 0) mark(carry);
+    }
+    INLINE_MEMBER void mark(State* carry) {
+        if (word > 0) {
+            record.write(carry, word);
+            word += KEPT_WORDS;
+        }
+        take(carry);
+        left = CHECK;
+    }
+    // Moves the sums of some states to `sums`.
+    INLINE_MEMBER void take(State* carry) {
+        UNROLL for (int v = 0; v < CHANNELS; ++v) {
+            add_sums(sums[v], carry[v]);
+            clear_sums(carry[v]);
+        }
+    }
+    // Moves `sums` to the sums of other states.
+    INLINE_MEMBER void give(State* total) {
+        UNROLL for (int v = 0; v < CHANNELS; ++v) {
+            add_sums(total[v], sums[v]);
+            clear_sums(sums[v]);
+        }
+    }
+};
 
 // A block's walks along pieces of a chain.
 struct PieceWalk {
@@ -167,70 +254,106 @@ struct PieceWalk {
         place().chain = chain, place().step = step, place().stop = stop;
         pipeline.start(P, ring);
     }
+    // Writes the next outputs where those of this step belong.
+    INLINE_MEMBER void write_from(const Params& P, i64 step) {
+        Place there = place();
+        there.step = step;
+        pipeline.walker.outputs.find(P, there, pipeline.walker.lane);
+    }
     // Walks on, up to this step.
-    INLINE_MEMBER void walk(const Params& P, i64 stop) {
+    INLINE_MEMBER void walk(const Params& P, i64 stop, Marks& marks) {
         place().chain = chain, place().stop = stop;
-        ROLLED while (place().exists(P)) pipeline.walk(P, ring);
+        ROLLED while (place().exists(P)) pipeline.walk(P, ring, marks);
     }
 };
 
 KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
-    // What a block does: the trial of a part, the steps before it, the part; then, in the last block
-    // of a chain, the parts that are not right.
-    enum Phase { TRIAL, BEFORE, PART, MEND };
+    // What a block does: the trial of a part, the steps before it, the part; then the parts after
+    // edges that do not fit: those of its own part and, in the block that finishes last, all of the
+    // chain. There is one call of `walk` for all of them: in another copy of its code the compiler
+    // might round otherwise.
+    enum Phase { TRIAL, BEFORE, PART, MEND, FINISH };
     PieceWalk piece;
     piece.ring = shared_memory() + RING_AT;
     Walker& walker = piece.pipeline.walker;
     Place& here = walker.place;
     const int lane = walker.lane = thread_index();
+    // The last parts come first, for a kernel's first blocks may gather on a few multiprocessors that
+    // are free before the others, and if the step does not forget the first parts have all the work.
     ROLLED for (int job = block_index(); job < P.chains * P.parts; job += block_count()) {
-        piece.chain = here.chain = job / P.parts;
-        int part = job - piece.chain * P.parts;
+        const int own = P.parts - 1 - job / P.chains;
+        int part = own;
+        piece.chain = here.chain = job % P.chains;
         here.find(P);
         walker.enter(P);
-        State tried[CHANNELS], sums[CHANNELS], sums_of_part[CHANNELS];
+        State tried[CHANNELS], far[CHANNELS], sums[CHANNELS];
+        Counters counters;
+        counters.find(P, piece.chain, lane);
+        u32 edges = 0;       // of the own part, those that have not been looked at, as bits
+        bool open = false;   // whether an edge must be looked at again, by the block that finishes last
+        int early = P.warm;  // the part is begun so many steps before its first one
         Record record;
         record.find(P, piece.chain, part, lane);
         Phase phase = part == 0 ? PART : P.trial > 0 ? TRIAL : BEFORE;
         ROLLED while (true) {
             const i64 first = part * P.part_steps;
             int next = part + 1;
-            bool joins = phase == MEND && record.is_walked();  // it may reach a state that was kept
-            if (phase == MEND && !joins) next = first_walked(P, piece.chain, next, lane);
+            // Whether the walk may reach a state that was kept.
+            const bool joins = phase == MEND || (phase == FINISH && record.is_walked());
+            const bool keeps = phase == PART || phase == MEND;  // the states that it reaches
+            const bool writes = keeps || phase == FINISH;
+            if (phase == FINISH && !joins) next = first_walked(P, piece.chain, next, lane);
             const i64 end = next < P.parts ? next * P.part_steps : P.length;
-            const bool writes = phase == PART || phase == MEND;
             const i64 stop = writes ? end : first;
-            // Steps before the part write their outputs to its first places, which it overwrites.
-            here.step = first;
-            walker.outputs.find(P, here, lane);
-            if (phase != PART || part == 0)
-                piece.start(P, first - (phase == TRIAL ? P.trial : phase == BEFORE ? P.warm : 0),
-                            phase == TRIAL ? first : end);
-            if (phase == PART) record.write_before(walker.carry, true);
+            piece.write_from(P, first);
+            if (phase != PART || part == 0) {
+                const i64 before = phase == TRIAL ? P.trial : phase == BEFORE ? early : 0;
+                piece.start(P, before < first ? first - before : 0, phase == TRIAL ? first : end);
+            }
+            if (keeps) record.write_before(walker.carry, true);
+            Marks marks;
+            marks.record = record;
+            marks.word = phase == PART ? Record::CHECKS : 0;
+            const bool has_marks = phase == PART || (phase == FINISH && HAS_SUMS && !joins);
+            marks.left = has_marks ? CHECK : Marks::NEVER;
             UNROLL for (int v = 0; v < CHANNELS; ++v) {
                 if (writes && part > 0) clear_sums(walker.carry[v]);
-                sums_of_part[v] = walker.carry[v];
-                clear_sums(sums_of_part[v]);
+                marks.sums[v] = walker.carry[v];
+                clear_sums(marks.sums[v]);
             }
+            bool joined = false;
+            i64 edge = first + P.part_steps;  // the next one
             ROLLED while (here.step < stop) {
-                i64 then = here.step + CHECK;  // where the sums begin anew
-                if (!writes || then > stop) then = stop;
-                piece.walk(P, then);
-                if (!writes) break;
-                UNROLL for (int v = 0; v < CHANNELS; ++v)
-                    add_sums(sums_of_part[v], walker.carry[v]);
-                const int check = Record::check(then - first);
-                if (phase == PART) record.write(walker.carry, check);
-                if (joins && record.completes(walker.carry, sums_of_part, check,
-                                              Record::check(end - first), walker.channels))
-                    break;
-                UNROLL for (int v = 0; v < CHANNELS; ++v) clear_sums(walker.carry[v]);
-                if (phase == MEND && then < stop && then % P.part_steps == 0)
-                    UNROLL for (int v = 0; v < CHANNELS; ++v) {
-                        add_sums(sums[v], sums_of_part[v]);
-                        clear_sums(sums_of_part[v]);
+                i64 halt = stop;
+                if (joins || phase == BEFORE) halt = here.step + CHECK;
+                if (phase == FINISH && HAS_SUMS && !joins) halt = edge;
+                if (phase == BEFORE && here.step < first - P.trial && first - P.trial < halt)
+                    halt = first - P.trial;
+                if (halt > stop) halt = stop;
+                piece.walk(P, halt, marks);
+                if (phase == BEFORE) {
+                    if (halt == first - P.trial && early == P.warm)
+                        UNROLL for (int v = 0; v < CHANNELS; ++v) far[v] = walker.carry[v];
+                    // Steps before the part write their outputs to its first places, which it
+                    // overwrites. A part has CHECK steps or more.
+                    piece.write_from(P, first);
+                }
+                if (joins) {
+                    const int check = Record::check(halt - first);
+                    joined = record.holds(walker.carry, check, walker.channels);
+                    if (keeps) record.write(walker.carry, check);
+                    marks.take(walker.carry);
+                    if (joined) {
+                        record.skip(walker.carry, marks.sums, check, Record::check(end - first));
+                        break;
                     }
+                }
+                if (halt == edge && halt < stop) {
+                    marks.give(sums);
+                    edge += P.part_steps;
+                }
             }
+            if (marks.left < CHECK) marks.mark(walker.carry);
             if (phase == TRIAL) {
                 UNROLL for (int v = 0; v < CHANNELS; ++v) tried[v] = walker.carry[v];
                 walker.restart(P, walker.carry);
@@ -238,33 +361,68 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
                 continue;
             }
             if (phase == BEFORE) {
-                if (P.trial == 0 || are_alike(tried, walker.carry, walker.channels)) {
+                bool near = true, distant = false;
+                if (P.trial > 0 && early == P.warm) {
+                    State init[CHANNELS];
+                    walker.restart(P, init);
+                    near = are_near(far, init, walker.carry, tried, P.residue, walker.channels);
+                    distant = P.distant > 0 && are_near(far, init, walker.carry, tried,
+                                                        P.distant_residue, walker.channels);
+                }
+                if (near) {
                     phase = PART;
+                    continue;
+                }
+                if (distant) {
+                    early = P.distant;
+                    walker.restart(P, walker.carry);
                     continue;
                 }
                 record.write_before(walker.carry, false);
             }
-            if (phase == PART) {
+            if (keeps) {
                 UNROLL for (int v = 0; v < CHANNELS; ++v)
-                    take_sums(walker.carry[v], sums_of_part[v]);
+                    take_sums(walker.carry[v], marks.sums[v]);
                 record.write(walker.carry, Record::AFTER);
             }
-            if (phase == MEND) {
-                UNROLL for (int v = 0; v < CHANNELS; ++v) add_sums(sums[v], sums_of_part[v]);
+            if (phase == FINISH) {
+                marks.give(sums);
             } else {
-                if (!is_last(P, piece.chain, lane)) break;
-                phase = MEND, next = 1;
-                record.find(P, piece.chain, 0, lane);
+                if (phase == MEND) open = open || !joined;
+                else edges = counters.arrive(own);
+                bool mends = false;
+                ROLLED while (edges != 0 && !mends) {
+                    part = edges & 1 ? own : own + 1;
+                    edges &= edges - 1;
+                    Record earlier;
+                    earlier.find(P, piece.chain, part - 1, lane);
+                    record.find(P, piece.chain, part, lane);
+                    if (!earlier.is_walked() || !record.is_walked()) {
+                        open = true;
+                        continue;
+                    }
+                    earlier.read(walker.carry, Record::AFTER);
+                    mends = !record.holds(walker.carry, Record::BEFORE, walker.channels);
+                }
+                if (mends) {
+                    phase = MEND;
+                    continue;
+                }
+                if (!counters.finish(open)) break;
+                phase = FINISH, next = 1;
+                const bool is_right = !HAS_SUMS && !open;
+                record.find(P, piece.chain, is_right ? P.parts - 1 : 0, lane);
                 record.read(walker.carry, Record::AFTER);
+                if (is_right) break;
                 UNROLL for (int v = 0; v < CHANNELS; ++v) sums[v] = walker.carry[v];
             }
             part = pass_right_ones(P, piece.chain, next, walker.carry, sums, walker.channels, lane);
             record.find(P, piece.chain, part, lane);
             if (part == P.parts) break;
         }
-        if (HAS_FINAL && phase == MEND) {
+        if (HAS_FINAL && phase == FINISH) {
             UNROLL for (int v = 0; v < CHANNELS; ++v) {
-                take_sums(walker.carry[v], sums[v]);
+                if (HAS_SUMS) take_sums(walker.carry[v], sums[v]);
                 if (v < walker.channels)
                     store_final(P, here.row, walker.channel(v), here.sequence, walker.carry[v]);
             }

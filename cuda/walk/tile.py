@@ -8,7 +8,7 @@ from ...engines.base.layout import scalar_size
 from ..kernel import CudaKernel, LanesTile, lanes_stage_bytes
 from ..lanes_tiles import RESERVED
 from ..tile_choice_inputs import Choice, Shape
-from .parts import parts_of
+from .parts import SCHEDULERS, parts_of
 
 # A block is one warp, with a channel for each lane. Two channels per lane were slower, except
 # in the backward pass in float32 (0.94 of a copy's speed, 0.91 with one). Measured:
@@ -17,6 +17,7 @@ WALKED_CHANNELS = 32
 # A tile has up to WALKED_ITEMS steps, and three or four tiles are in the ring, so that WALKED_BYTES
 # of a warp are under way (copies that have not been walked yet, and the outputs of as many steps).
 # With more, warps drift apart, and memory is read in a worse order; with less, it is waited for.
+# Where parts of an axis are more than one warp for each scheduler, three tiles are enough.
 WALKED_ITEMS, WALKED_BYTES = 32, 24 << 10
 WALKED_WARPS = 8  # the most warps that a multiprocessor should have side by side
 # AHEAD steps are prepared at a time, or more where rows are so short that AHEAD of them do not fill
@@ -51,7 +52,8 @@ def choose_walk(shape: Shape) -> Choice:
     while items > 1 and 2 * items * step > WALKED_BYTES:
         items //= 2
     tile = LanesTile(WALKED_CHANNELS, WALKED_CHANNELS, 1, items, 3)
-    if 3 * items * step <= WALKED_BYTES:
+    crowded = parts is not None and warps > SCHEDULERS * shape.processors
+    if 3 * items * step <= WALKED_BYTES and not crowded:
         tile = replace(tile, stages=4)
     while tile.items > 1 and tile.stages * lanes_stage_bytes(tile, shape.sizes) > room:
         tile = replace(tile, items=tile.items // 2)

@@ -45,6 +45,12 @@ struct Outputs {
     }
 };
 
+// What is done with the states on the way, without a halt: nothing.
+struct NoMarks {
+    // After so many more steps. `carry`: the states after them; of these, sums may be set to zero.
+    INLINE_MEMBER void pass(State* carry, int steps) const { (void)carry, (void)steps; }
+};
+
 // Whether the walker stores the state after the last step.
 constexpr bool STORES_FINAL = HAS_FINAL && !IN_PARTS;
 
@@ -112,21 +118,25 @@ struct Walker {
                     store_final(P, place.row, channel(v), place.sequence, carry[v]);
     }
     // Walks along one tile that may end at any step: its steps are prepared and taken one by one.
-    INLINE_MEMBER void tile(const Params& P, const char* ring) {
-        ROLLED for (int first = 0; first < ITEMS && first < left; ++first) {
+    template <class Marks>
+    INLINE_MEMBER void tile(const Params& P, const char* ring, Marks& marks) {
+        const int steps = left < ITEMS ? (int)left : ITEMS;
+        ROLLED for (int first = 0; first < steps; ++first) {
             Ready ready[1][CHANNELS];
             const bool ends = first + 1 == left && place.to_the_last();
             prepare(ready, P, 0, ring + stage.place * STAGE_BYTES, first, ends);
             take(P, ready, channels, ends);
         }
+        marks.pass(carry, steps);
     }
     // Walks along so many tiles, and loads as many others, if it `loads`. All of them are whole
     // (`Place::whole`), so that there is no branch inside a tile. Steps are prepared AHEAD steps
     // before they are taken: their instructions do not depend on each other, and the compiler
     // interleaves them. After the last tile AHEAD steps too many are prepared, from whatever is in
     // the ring; nobody takes them.
+    template <class Marks>
     INLINE_MEMBER void run(const Params& P, char* ring, int tiles, bool loads, Loading& loading,
-                           RingCursor<STAGES>& filled) {
+                           RingCursor<STAGES>& filled, Marks& marks) {
         static_assert(ITEMS % AHEAD == 0, "whole groups of steps");
         Ready next[AHEAD][CHANNELS];
         arrive_at<STAGES - 2>();
@@ -149,6 +159,7 @@ struct Walker {
             }
             copies_commit();
             on += ITEMS;
+            marks.pass(carry, ITEMS);
         }
         if (STORES_FINAL && LAST_ALIKE && on == left)
             UNROLL for (int v = 0; v < CHANNELS; ++v)
@@ -192,7 +203,8 @@ struct Pipeline {
     // Walks along the next tile, or along as many whole ones as there are. For every tile: wait for
     // its copies, start those of the tile that is STAGES - 1 tiles further on, and walk along it.
     // The copies go to the place of the tile before, which every lane has read (arrive_at).
-    INLINE_MEMBER void walk(const Params& P, char* ring) {
+    template <class Marks>
+    INLINE_MEMBER void walk(const Params& P, char* ring, Marks& marks) {
         Place& here = walker.place;
         walker.left = here.end() - here.step;
         const int whole = here.whole(P), loaded = loading.place.whole(P);
@@ -204,10 +216,10 @@ struct Pipeline {
             loading.copy_tile(P, ring + filled.place * STAGE_BYTES, walker.lane);
         }
         if (whole > 0) {
-            walker.run(P, ring, tiles, loads, loading, filled);
+            walker.run(P, ring, tiles, loads, loading, filled, marks);
         } else {
             copies_commit();
-            walker.tile(P, ring);
+            walker.tile(P, ring, marks);
             walker.stage.advance(), filled.advance();
         }
         loading.next(P, walker.lane, tiles);
