@@ -39,8 +39,8 @@ LEAST_STEPS, MOST, WARM, TRIAL = 512, 64, 128, 64
 # A state is forgotten once a difference of two of its size is below a rounding of float32, 2^-BITS
 # of it. A part is walked if its trial says that this takes no more steps than the part has, since
 # so many may be walked twice. Where there are MANY parts, and it takes up to 1/DISTANT of the axis,
-# parts are begun so early. A difference below LEAST_DIFFERENCE of the numbers counts as that large.
-BITS, LEAST_DIFFERENCE = 24, 0.25
+# parts are begun so early. A difference below ROUNDINGS of the numbers is forgotten, too.
+BITS, ROUNDINGS = 24, 2**-16
 MANY, DISTANT = 16, 8
 # There are at most CROWD warps for each scheduler. Where there are more than one, a step takes
 # CROWDED times its wait, or ISSUED times as long as its instructions take to issue.
@@ -198,7 +198,7 @@ def kept_source(op: Operator, step: WalkStep) -> str:
 
 def near(field: str, kind: str) -> str:
     """The condition that of a field's difference in `a` and `b` no more than `most` is left in `c`
-    and `d`; NaN is as NaN."""
+    and `d`, or only roundings; NaN is as NaN."""
     a, b, c, d = (f"{state}.{field}" for state in "abcd")
     if kind not in ("f32", "f64"):
         return f"{c} == {d}"
@@ -210,7 +210,7 @@ def near(field: str, kind: str) -> str:
     )
     return (
         f"({c} == {d} || ({c} != {c} && {d} != {d}) || {after} <= {before} * most"
-        f" || {after} <= {numbers} * ({LEAST_DIFFERENCE}f * most))"
+        f" || {after} <= ({size}({c}) + {size}({d})) * {ROUNDINGS}f)"
     )
 
 
