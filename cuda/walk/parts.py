@@ -203,11 +203,7 @@ def near(field: str, kind: str) -> str:
     if kind not in ("f32", "f64"):
         return f"{c} == {d}"
     size = "__builtin_fabsf" if kind == "f32" else "__builtin_fabs"
-    before, after, numbers = (
-        f"{size}({a} - {b})",
-        f"{size}({c} - {d})",
-        f"({size}({c}) + {size}({d}))",
-    )
+    before, after = f"{size}({a} - {b})", f"{size}({c} - {d})"
     return (
         f"({c} == {d} || ({c} != {c} && {d} != {d}) || {after} <= {before} * most"
         f" || {after} <= ({size}({c}) + {size}({d})) * {ROUNDINGS}f)"
