@@ -325,7 +325,8 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
             i64 edge = first + P.part_steps;  // the next one
             ROLLED while (here.step < stop) {
                 i64 halt = stop;
-                if (joins || phase == BEFORE) halt = here.step + CHECK;
+                if (joins) halt = here.step + CHECK;
+                if (phase == BEFORE) halt = here.step + P.warm;
                 if (phase == FINISH && HAS_SUMS && !joins) halt = edge;
                 if (phase == BEFORE && here.step < first - P.trial && first - P.trial < halt)
                     halt = first - P.trial;
@@ -335,7 +336,7 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
                     if (halt == first - P.trial && early == P.warm)
                         UNROLL for (int v = 0; v < CHANNELS; ++v) far[v] = walker.carry[v];
                     // Steps before the part write their outputs to its first places, which it
-                    // overwrites. A part has CHECK steps or more.
+                    // overwrites. No part has fewer than P.warm.
                     piece.write_from(P, first);
                 }
                 if (joins) {

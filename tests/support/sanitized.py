@@ -197,7 +197,7 @@ def check_handed() -> int:
 
 def check_walked(device: str = "cuda") -> int:
     """Steps that are not associative, with gradients: whole rows, odd ones, other tiles, axes cut
-    into parts that are right, left or mended, packed."""
+    into parts that are right, mended, begun earlier or left, packed."""
     at = {"backend": "cuda", "device": device}
     scans = 0
     for dtype, reverse in product((torch.float32, torch.bfloat16), (False, True)):
@@ -211,7 +211,10 @@ def check_walked(device: str = "cuda") -> int:
             with tuning.forced(Choice(tile, "WALKED")):
                 walked_cases.check(walked_cases.CASES["gated"], (2, 33, 71), dtype, at, reverse)
             scans += 1
-    cuts = ((512, Parts(2, 256, 32)), (323, Parts(3, 128, 64, 32)))
+    cuts = (
+        (512, Parts(2, 256, 64)), (323, Parts(3, 128, 64, 32)), (500, Parts(4, 128, 8)),
+        (512, Parts(4, 128, 64, 32, 0, 256, 1 << 16)),
+    )  # fmt: skip
     for (length, cut), name in product(cuts, ("gated", "two numbers")):
         tile = LanesTile(32, 32, 1, 8, 4)
         with tuning.forced(Choice(tile, "WALKED", parts=cut)):
