@@ -10,6 +10,7 @@ State = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _lift(x: Tensor, y: Tensor) -> State:
+    x, y = (t if t.is_floating_point() else t.to(torch.get_default_dtype()) for t in (x, y))
     # 0; NaN where x or y is infinite or NaN, and so is their covariance
     distances = ((x - x) + (y - y)).detach().to(x.dtype)
     return torch.ones_like(x, dtype=torch.int64), x, y, distances
@@ -27,7 +28,7 @@ def covariance(left: State, right: State) -> State:
 
         c[t] = Σ (x[s] − m[t]) · (y[s] − k[t]) / (t + 1),    s ≤ t,  m and k the means of x and y
 
-    Inputs: (x, y), real numbers.
+    Inputs: (x, y), real numbers; integers are converted to the default float dtype.
     Element: (n, m, k, s): the count (int64), both means, and the sum of the products of distances
         from them. That sum is never a difference of large numbers.
     Outputs: (m, k, c), the means and the population covariance. The sample covariance is c·n /

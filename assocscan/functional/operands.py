@@ -82,6 +82,22 @@ def multiplier(
     return value.to(carry_dtype(dtype)) if value.dim() == 0 else value
 
 
+# Integers as large as the dtypes whose elements torch does not write to given places.
+PLACED_AS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def placeable(x: Tensor) -> Tensor:
+    """x, or its bits as integers where torch cannot write elements of its dtype to given places."""
+    plain = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
+             torch.complex128, torch.bool)  # fmt: skip
+    return x if x.dtype in plain else as_dtype(x, PLACED_AS[x.element_size()])
+
+
+def as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bits of x as numbers of a dtype of the same size."""
+    return x if x.dtype == dtype else x.view(dtype)
+
+
 def check_axis_of_number(axis: int) -> None:
     """Raise AxisError for an axis that a 0-dimensional x does not have: it counts as one step."""
     try:

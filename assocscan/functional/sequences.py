@@ -18,7 +18,7 @@ from ..torch_state import is_less, is_symbolic
 from ..wording import shown
 from .argument_errors import check_mask, named_scan
 from .cumulative import cumsum
-from .operands import expanded
+from .operands import as_dtype, expanded, placeable
 
 __all__ = ["compact", "forward_fill", "run_length_encode", "run_lengths"]
 
@@ -183,8 +183,8 @@ def compact(
     target = torch.where(keep, place, length)  # one place more, for what is not kept
     shape = list(x.shape)
     shape[axis] = length + 1
-    packed = x.new_zeros(shape).scatter(axis, target, x)
-    return packed.narrow(axis, 0, length), count
+    packed = placeable(x.new_zeros(shape)).scatter(axis, target, placeable(x))
+    return as_dtype(packed, x.dtype).narrow(axis, 0, length), count
 
 
 def run_starts(x: Tensor, axis: int) -> Tensor:

@@ -76,7 +76,8 @@ def check_tensor(path: str, t: Any, otherwise: str = "") -> None:
         refuse_class(path, t)
     if t.is_nested:
         raise ScanTypeError(
-            f"{path} is a nested tensor; pack the sequences along the axis and pass offsets="
+            f"{path} is a nested tensor; pack the sequences along the axis and pass offsets=, or "
+            "pad them: torch.nested.to_padded_tensor"
         )
     if t.layout is not torch.strided:
         raise ScanTypeError(

@@ -79,8 +79,10 @@ def cast_scalar(value: bool | float | complex, dtype: torch.dtype, where: str) -
         value = saturated(value, dtype)
     is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
     try:
-        if is_integer and isinstance(value, float) and not value.is_integer():
-            raise ValueError
+        if is_integer and isinstance(value, float):
+            if not value.is_integer():
+                raise ValueError
+            value = int(value)  # of 0.0 torch makes no uint64
         return torch.tensor(value, dtype=dtype)
     except (RuntimeError, TypeError, ValueError, OverflowError):
         name = str(dtype).removeprefix("torch.")

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 import assocscan
-from assocscan import ScanTypeError, ScanValueError, from_padded, lengths_of, offsets_of, to_padded
+from assocscan import (
+    ScanTypeError,
+    ScanValueError,
+    compact,
+    from_padded,
+    lengths_of,
+    offsets_of,
+    to_padded,
+)
 
 LENGTHS = torch.tensor([3, 0, 2, 4])
 OFFSETS = torch.tensor([0, 3, 3, 5, 9])
@@ -43,6 +51,21 @@ def test_lengths_and_offsets(dtype: torch.dtype) -> None:
         assert back.dtype == torch.int64 and torch.equal(back, lengths)
     # A sum that the dtype of the lengths cannot hold.
     assert offsets_of(torch.full((3,), 100, dtype=torch.int8)).tolist() == [0, 100, 200, 300]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2]
+)
+def test_dtypes_that_torch_hardly_computes_with(dtype: torch.dtype) -> None:
+    x = torch.arange(1, 10).to(torch.float32).to(dtype)
+    for _ in range(2):
+        rows = to_padded(x, OFFSETS, 7)
+        assert rows.dtype == dtype
+        want = padded_loop(x.double(), OFFSETS, 7, 0)
+        assert torch.equal(rows.double(), want)
+        packed, count = compact(x, torch.arange(9) % 2 == 0)
+        assert packed.dtype == dtype and int(count) == 5
+        assert packed.double().tolist() == [*x.double().tolist()[::2], 0, 0, 0, 0]
 
 
 @pytest.mark.thinned(7)
@@ -132,6 +155,10 @@ def test_transforms() -> None:
         (lambda x: to_padded(x.byte(), OFFSETS, -1), ScanTypeError, "-1, which torch.uint8"),
         (lambda x: to_padded(x > 0, OFFSETS, 2), ScanTypeError, "2, which torch.bool"),
         (lambda x: to_padded(x, OFFSETS, 1j), ScanTypeError, "1j, which torch.float32"),
+        (lambda x: to_padded(x, OFFSETS, 1e300), ScanTypeError, "300, which torch.float32"),
+        (lambda x: to_padded(x.half(), OFFSETS, 7e4), ScanTypeError, "which torch.float16"),
+        (lambda x: to_padded(x, OFFSETS, 2**1100), ScanTypeError, "which torch.float32"),
+        (lambda x: to_padded(x.long(), OFFSETS, 2**70), ScanTypeError, "which torch.int64"),
         (lambda x: from_padded(x, LENGTHS), ScanValueError, r"expected \[S, longest, …\]"),
         (lambda x: from_padded(x.view(3, 3), LENGTHS), ScanValueError, r"\[3, 3\] and .*\[4\]"),
         (lambda x: from_padded(x.view(3, 3), LENGTHS[1:]), ScanValueError,

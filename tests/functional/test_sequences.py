@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from assocscan import (
+    FallbackWarning,
     ScanTypeError,
     ScanValueError,
     compact,
@@ -175,6 +176,13 @@ def fill_loop(x: Tensor, valid: Tensor) -> Tensor:
         seen = [s for s in range(t + 1) if bool(valid[s])]
         rows.append(x[seen[-1]] if seen else x[t])
     return torch.stack(rows)
+
+
+def test_forward_fill_of_large_integers() -> None:
+    x = torch.tensor([1, 2**64 - 1, 3], dtype=torch.uint64)
+    with pytest.warns(FallbackWarning):
+        y = forward_fill(x, torch.tensor([False, True, False]))
+    assert y.tolist() == [1, 2**64 - 1, 2**64 - 1]
 
 
 def test_forward_fill() -> None:

@@ -19,11 +19,14 @@ from assocscan import (
     lfilter,
     rts_smoother,
     viterbi,
+    vtrace,
 )
 from assocscan import discounted_returns as returns
 from assocscan import matrix_recurrence as recurrence
 
 one = torch.ones(1, 1)
+many = torch.full((3,), 0.5 + 2j)
+cut = torch.tensor([False, True, False])
 
 
 def kalman(y: Any, F: Any = one, H: Any = one, Q: Any = one) -> Any:
@@ -55,6 +58,16 @@ def kalman(y: Any, F: Any = one, H: Any = one, Q: Any = one) -> Any:
         (lambda: gae(*[zeros(3)] * 2, zeros(()), 0.9, 0.9, done=[1]), ScanTypeError, "is a list"),
         (lambda: returns(zeros(3), 0.9, bootstrap=1.0), ScanTypeError, "bootstrap is a float"),
         (lambda: returns(zeros(3), "a"), ScanTypeError, "discount is a str"),
+        (lambda: returns(zeros(3), many), ScanTypeError, "discount has dtype torch.complex64"),
+        (lambda: returns(zeros(3), 0.9, bootstrap=many[0]), ScanTypeError, "bootstrap has dtype"),
+        (lambda: returns(zeros(3), 0.9, truncated=cut, next_values=many), ScanTypeError, "next_v"),
+        (lambda: returns(zeros(3), 0.9, truncated=cut, next_values=cut), ScanTypeError, "mask of"),
+        (lambda: gae(zeros(3), many, zeros(()), 0.9, 0.9), ScanTypeError, "values has .*complex"),
+        (lambda: gae(zeros(3), cut, zeros(()), 0.9, 0.9), ScanTypeError, r"bool.*values\.float"),
+        (lambda: gae(zeros(3), zeros(3), many[0], 0.9, 0.9), ScanTypeError, "bootstrap has dtype"),
+        (lambda: gae(zeros(3), zeros(3), zeros(()), 0.9, many), ScanTypeError, "decay has dtype"),
+        (lambda: vtrace(many, *[zeros(3)] * 2, zeros(()), 0.9), ScanTypeError, "log_ratios has"),
+        (lambda: vtrace(*[zeros(3)] * 3, many[0], 0.9), ScanTypeError, "bootstrap has dtype"),
         (lambda: kalman(zeros(4, 1).bfloat16()), ScanTypeError, "F has dtype torch.float32"),
         (lambda: rts_smoother(zeros(3, 1), one, zeros(1), one), ScanValueError, r"F has .* \[1\]"),
         (lambda: lfilter(zeros(2), zeros(2), [1.0]), ScanTypeError, "x is a list, expected"),

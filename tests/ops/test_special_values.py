@@ -85,3 +85,10 @@ def test_segments_of_one_infinite_number(engine: Engine) -> None:
     torch.testing.assert_close(
         found.cpu(), torch.tensor([0.0, 0.25, nan, 0.0, 0.25]), equal_nan=True
     )
+
+
+def test_covariance_of_integers() -> None:
+    x = torch.arange(5)
+    found = associative_scan(ops.covariance, (x, 2 * x))
+    wanted = associative_scan(ops.covariance, (x.float(), 2 * x.float()))
+    assert all(map(torch.equal, found, wanted))

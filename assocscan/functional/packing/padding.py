@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import cmath
+
 import torch
 from torch import Tensor
 
@@ -11,11 +13,11 @@ from ...engines.base.shifted_leaves import sequence_of_steps
 from ...errors import ScanTypeError, ScanValueError
 from ...monoids.leaf_checks import check_axis, check_tensor
 from ...wording import shown
-from ..operands import is_readable
+from ..operands import as_dtype, is_readable, placeable
 
 __all__ = ["from_padded", "lengths_of", "offsets_of", "to_padded"]
 
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)  # of positions
 
 
 @overridable
@@ -106,8 +108,9 @@ def to_padded(x: Tensor, offsets: Tensor, value: float = 0, axis: int = 0) -> Te
     x = x.movedim(axis, 0)
     rows = x.new_full((count * longest, *x.shape[1:]), value)
     # No place is taken twice: the gradient of x is read from these places.
-    rows = rows.index_copy(0, places(offsets.to(x.device, torch.int64), x.shape[0], longest), x)
-    return rows.view(count, longest, *x.shape[1:])
+    place = places(offsets.to(x.device, torch.int64), x.shape[0], longest)
+    rows = placeable(rows).index_copy(0, place, placeable(x))
+    return as_dtype(rows, x.dtype).view(count, longest, *x.shape[1:])
 
 
 @overridable
@@ -187,12 +190,18 @@ def check_value(value: object, dtype: torch.dtype) -> None:
     """Raise where `value` is no number, or one that a tensor of this dtype would change."""
     if not isinstance(value, (bool, int, float, complex)):
         raise ScanTypeError(f"value is {shown(value)}, expected a number")
-    if isinstance(value, complex):
-        fits = dtype.is_complex
-    elif dtype in INTEGERS:
-        limits = torch.iinfo(dtype)
-        fits = limits.min <= value <= limits.max and value == int(value)
-    else:
-        fits = dtype != torch.bool or value in (0, 1)
+    try:
+        if dtype.is_complex or (dtype.is_floating_point and not isinstance(value, complex)):
+            held = torch.tensor(value, dtype=dtype).to(torch.complex128)
+            fits = not cmath.isfinite(value) or bool(held.isfinite())
+        elif isinstance(value, complex):
+            fits = False
+        elif dtype == torch.bool:
+            fits = value in (0, 1)
+        else:
+            limits = torch.iinfo(dtype)
+            fits = limits.min <= value <= limits.max and value == int(value)
+    except (RuntimeError, OverflowError):
+        fits = False
     if not fits:
         raise ScanTypeError(f"value is {value!r}, which {dtype}, the dtype of x, cannot hold")

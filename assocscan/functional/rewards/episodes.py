@@ -71,6 +71,7 @@ def check_episodes(
         if truncated is None or next_values is None:
             raise ScanValueError(f"{name} needs {other}")
         check_tensor(name, value)
+    check_number("next_values", next_values)
     cuts = mask("truncated", truncated, rewards)
     return Ends(done | cuts, done & ~cuts, cuts)
 
@@ -91,8 +92,8 @@ def mask(name: str, value: Tensor | None, rewards: Tensor) -> Tensor:
 
 
 def check_number(name: str, value: object) -> None:
-    """A number or a tensor of numbers: a mask in this place is most likely `done`, and would be
-    computed with, as weights of 1 and 0."""
+    """Raise where this is neither a real number nor a tensor of them. A mask in this place is most
+    likely `done`, and would be computed with, as weights of 1 and 0."""
     seen = f"is {value}" if isinstance(value, bool) else ""
     if not isinstance(value, (int, float)):
         check_tensor(name, value, " or a number")
@@ -103,14 +104,32 @@ def check_number(name: str, value: object) -> None:
             f"{name} {seen}, expected a number or a tensor of numbers; were {name} and done "
             "swapped?"
         )
+    if isinstance(value, Tensor):
+        check_real(name, value)
+
+
+def check_real(name: str, value: Tensor) -> None:
+    """Raise for complex numbers: torch would drop their imaginary parts."""
+    if value.is_complex():
+        raise ScanTypeError(f"{name} has dtype {value.dtype}, expected real numbers")
+
+
+def check_floats(name: str, value: Tensor) -> None:
+    check_real(name, value)
+    if not value.is_floating_point():
+        raise ScanTypeError(f"{name} has dtype {value.dtype}, expected floats: {name}.float()")
 
 
 def promoted_dtype(
     rewards: Tensor, others: Sequence[Tensor | float | None], bootstrap: Tensor | None
 ) -> torch.dtype:
     """The dtype of the result, as that of a linear recurrence whose init is the bootstrap."""
-    if bootstrap is not None and bootstrap.dtype == torch.bool:
-        raise ScanTypeError("bootstrap is a mask of bool, expected values; done is passed by name")
+    if bootstrap is not None:
+        check_real("bootstrap", bootstrap)
+        if bootstrap.dtype == torch.bool:
+            raise ScanTypeError(
+                "bootstrap is a mask of bool, expected values; done is passed by name"
+            )
     dtype = rewards.dtype
     for value in others:
         dtype = joined(dtype, value)

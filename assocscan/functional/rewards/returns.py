@@ -14,6 +14,7 @@ from .episodes import (
     Element,
     Lift,
     check_episodes,
+    check_floats,
     check_number,
     check_steps,
     operand,
@@ -74,7 +75,8 @@ def discounted_returns(
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
-        TypeError: rewards are not a tensor of floats, or discount is one of bool.
+        TypeError: rewards are not a tensor of floats, discount or next_values is one of bool, or
+            something is complex.
         ValueError: shapes do not broadcast to that of the rewards; one of `truncated` and
             `next_values` without the other.
 
@@ -164,8 +166,8 @@ def gae(
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
-        TypeError: rewards or values are not tensors of floats, bootstrap is not a tensor, discount
-            or decay is one of bool.
+        TypeError: rewards or values are not tensors of floats, bootstrap is not a tensor, discount,
+            decay or next_values is one of bool, or something is complex.
         IndexError, ValueError: `axis` is out of range (`AxisError`).
         ValueError: shapes do not broadcast to that of the rewards; one of `truncated` and
             `next_values` without the other.
@@ -181,6 +183,7 @@ def gae(
     check_devices("rewards", rewards, values=values, bootstrap=bootstrap, decay=decay)
     check_steps(values, rewards, axis)
     check_number("decay", decay)
+    check_floats("values", values)
     dtype = promoted_dtype(rewards, [values, discount, decay, next_values], bootstrap)
     values = operand("values", values, rewards, dtype)
     discount = operand("discount", discount, rewards, dtype)

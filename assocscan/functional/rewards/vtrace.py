@@ -21,6 +21,7 @@ from .episodes import (
     Element,
     Lift,
     check_episodes,
+    check_floats,
     check_steps,
     operand,
     promoted_dtype,
@@ -121,9 +122,8 @@ def vtrace(
     check_tensor("bootstrap", bootstrap, OF_BOOTSTRAP)
     check_devices("rewards", rewards, log_ratios=log_ratios, values=values, bootstrap=bootstrap)
     check_steps(values, rewards, axis)
-    for name, t in (("log_ratios", log_ratios), ("values", values)):
-        if not t.is_floating_point():
-            raise ScanTypeError(f"{name} has dtype {t.dtype}, expected floats: {name}.float()")
+    check_floats("log_ratios", log_ratios)
+    check_floats("values", values)
     dtype = promoted_dtype(rewards, [values, log_ratios, discount, next_values], bootstrap)
     values = operand("values", values, rewards, dtype)
     ratios = operand("log_ratios", log_ratios, rewards, dtype)
