@@ -15,21 +15,25 @@ from ..caching import cache_folder as disk_cache
 from ..errors import BackendError
 from .source import headers
 
+# For walks. A kernel has several copies of the step, which must round alike: the compiler fuses no
+# product with a sum there, walk/step.py does.
+ROUNDED_ALIKE = ("-fmad=false",)
 OPTIONS = ("-std=c++17", "-ftz=false", "-prec-div=true", "-prec-sqrt=true",
            "-default-device", "-diag-suppress=177")  # fmt: skip
 
 
-def cubin(source: str, capability: tuple[int, int]) -> bytes:
-    """The machine code, from the cache folder or compiled."""
+def cubin(source: str, capability: tuple[int, int], options: tuple[str, ...] = ()) -> bytes:
+    """The machine code, from the cache folder or compiled with OPTIONS and others."""
+    options = (*OPTIONS, *options)
     architecture = f"sm_{capability[0]}{capability[1]}{'a' if capability[0] >= 9 else ''}"
     key = hashlib.sha256(
-        "\0".join([source, *headers().values(), *OPTIONS, architecture, nvrtc_version()]).encode()
+        "\0".join([source, *headers().values(), *options, architecture, nvrtc_version()]).encode()
     ).hexdigest()[:32]
     name = f"{key}.cubin"
     known = disk_cache.read(name)
     if known is not None:
         return known
-    code = compile_source(source, architecture)
+    code = compile_source(source, (*options, f"-arch={architecture}"))
     disk_cache.store(name, code)
     return code
 
@@ -41,7 +45,7 @@ def nvrtc_version() -> str:
     return ".".join(map(str, nvrtc.getVersion()))
 
 
-def compile_source(source: str, architecture: str) -> bytes:
+def compile_source(source: str, options: tuple[str, ...]) -> bytes:
     """Compile to a cubin with NVRTC. Raises BackendError with the compiler's messages."""
     from cupy.cuda import nvrtc
 
@@ -50,7 +54,7 @@ def compile_source(source: str, architecture: str) -> bytes:
         source, "scan.cu", [t.encode() for t in texts.values()], [name.encode() for name in texts]
     )
     try:
-        nvrtc.compileProgram(program, (*OPTIONS, f"-arch={architecture}"))
+        nvrtc.compileProgram(program, options)
         return bytes(nvrtc.getCUBIN(program))
     except Exception as error:
         words = nvrtc.getProgramLog(program).strip()[-4000:]

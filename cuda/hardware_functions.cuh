@@ -12,7 +12,9 @@
 // others are for the steps of walks (walk/step.py).
 #pragma once
 
-INLINE float fused(float x, float y, float z) { return __fmaf_rn(x, y, z); }  // x y + z
+// x y + z
+INLINE float fused(float x, float y, float z) { return __fmaf_rn(x, y, z); }
+INLINE double fused(double x, double y, double z) { return __fma_rn(x, y, z); }
 
 // 2^x and 1 / x, accurate to two units in the last place.
 INLINE float exp2_fast(float x) {

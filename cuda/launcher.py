@@ -15,7 +15,7 @@ import torch
 from ..caching.load_once import Once
 from ..errors import BackendError
 from ..torch_private import raw_stream
-from .compiler import cubin
+from .compiler import ROUNDED_ALIKE, cubin
 from .kernel import CudaKernel
 
 OLDEST = (8, 0)
@@ -147,18 +147,19 @@ def load(source: str, kernel: CudaKernel | None, device: torch.device) -> Functi
             "the cuda backend cannot load a kernel while a CUDA graph is captured; run the same "
             "scan once before the capture"
         )
-    shares = kernel is not None and kernel.mode == "WALKED"
-    return _ONCE.get((source, index), lambda: _load(source, index, shares))
+    walks = kernel is not None and kernel.mode == "WALKED"
+    return _ONCE.get((source, index), lambda: _load(source, index, walks))
 
 
-def _load(source: str, index: int, shares: bool) -> Function:
+def _load(source: str, index: int, walks: bool) -> Function:
     import cupy
     from cupy.cuda import driver, runtime
 
-    code = cubin(source, torch.cuda.get_device_capability(index))
+    options = ROUNDED_ALIKE if walks else ()
+    code = cubin(source, torch.cuda.get_device_capability(index), options)
     try:
         with torch.cuda.device(index):
-            return prepared(cupy, code, index, shares)
+            return prepared(cupy, code, index, walks)
     except (driver.CUDADriverError, runtime.CUDARuntimeError) as error:
         raise BackendError(f"a generated CUDA kernel cannot be loaded: {error}") from error
 

@@ -395,7 +395,7 @@ def assemble(
     slot_class = min(shape.words, 2)
     if cut is not None:
         last = spec.length - (cut.count - 1) * cut.steps
-        assert cut.trial < cut.warm <= last <= cut.steps
+        assert cut.trial < cut.warm <= last <= cut.steps and not 0 < cut.distant <= cut.warm
         assert chains * (cut.count + 1) <= parts.MOST_COUNTERS
         steps = (cut.warm, cut.trial, cut.distant)
         assert cut.steps % parts.CHECK == 0 and not any(n % tile.items for n in steps)

@@ -30,26 +30,28 @@ CHECK = 128
 CYCLES = (
     {op: 2 * cost for op, cost in HEAVY.items()}
     | LATENCY
-    | {"sigmoid_exp2": 43, "tanh_exp2": 43, "fused": 4}
+    | {"sigmoid_exp2": 43, "tanh_exp2": 43, "fused": 4, "neg": 0}
 )
 CLOCK = 1.8
 # A part has at least LEAST_STEPS steps, and an axis at most MOST parts, which one block may have to
 # go through. A part is begun WARM steps before its first one; its trial, TRIAL.
 LEAST_STEPS, MOST, WARM, TRIAL = 512, 64, 128, 64
-# A state is forgotten once a difference of two of its size is below a rounding of float32, 2^-BITS
-# of it. A part is walked if its trial says that this takes no more steps than the part has, since
-# so many may be walked twice. Where there are MANY parts, and it takes up to 1/DISTANT of the axis,
-# parts are begun so early. A difference below ROUNDINGS of the numbers is forgotten, too.
+# A state is forgotten once a difference as large as itself has shrunk to 2^-BITS of it, a rounding
+# of float32. A part is walked if, by its trial, that takes at most as many steps as the part has:
+# so many may be walked twice. If it takes longer, but at most 1/DISTANT of the axis, and there are
+# MANY parts, the part is begun that much earlier. A difference below ROUNDINGS of the numbers is
+# forgotten, too.
 BITS, ROUNDINGS = 24, 2**-16
 MANY, DISTANT = 16, 8
 # There are at most CROWD warps for each scheduler. Where there are more than one, a step takes
-# CROWDED times its wait, or ISSUED times as long as its instructions take to issue.
+# CROWDED times its wait, or ISSUED times as long as its instructions take to issue if that is more.
 CROWD, CROWDED, ISSUED = 1.5, 1.5, 2.6
 # What cutting adds, in steps: the trial, the early start and the launch of a part, and the work of
-# the last block. An axis is cut if its time, and that of its memory traffic, are at most WORTH of
-# the time of one walk.
+# the last block. An axis is cut if the estimates for the parts and for their memory traffic are
+# both at most WORTH of that for one walk.
 OVERHEAD, WORTH = 300, 0.85
-# What is kept takes up to so many bytes, or up to so much of the bytes that the walk moves.
+# What is kept takes up to so many bytes or so much of the bytes that the walk moves, whichever is
+# more.
 MOST_KEPT, MOST_KEPT_OF_MOVED = 64 << 20, 1 / 16
 # To issue the instructions of a step takes about so many ns of its `cost_of`.
 ISSUE = 0.28
@@ -197,8 +199,8 @@ def kept_source(op: Operator, step: WalkStep) -> str:
 
 
 def near(field: str, kind: str) -> str:
-    """The condition that of a field's difference in `a` and `b` no more than `most` is left in `c`
-    and `d`, or only roundings; NaN is as NaN."""
+    """The C++ condition that a field differs in c and d by at most `most` of what it does in a
+    and b, or by roundings only. Two NaN count as equal."""
     a, b, c, d = (f"{state}.{field}" for state in "abcd")
     if kind not in ("f32", "f64"):
         return f"{c} == {d}"

@@ -3,28 +3,30 @@
 //
 // The state before a part is not known until the part before it has been walked. But many steps
 // forget: however different two states are, after enough of the same steps they are equal, to the
-// last bit. So each part but the first is guessed: it starts from init, P.warm steps early. The
-// states are kept before its own first step and after every CHECK steps.
+// last bit. So the state before each part but the first is guessed: the walk starts from init, P.warm
+// steps earlier. Kept in memory are the state before the first step of the part, and the one after
+// every CHECK of its steps.
 //
 // Where two parts meet is an edge. The block that finishes its part second compares the state that
 // the part before the edge ended with and the one that the part after it began with. If they differ,
-// it walks along the later part again, from the right state, until its state is one of those that
-// were kept: the rest is right. All edges are mended at the same time.
+// it walks along the later part again, from the state that the earlier one ended with, until it
+// reaches the state that was kept at the same step. What follows needs no change. All edges are
+// mended at the same time.
 //
-// If the state has not become a kept one by the end of the part, the next edge may have been
-// compared too early. Then the block that finishes last goes through all edges of the chain again,
-// in order. So no result depends on a guess, whatever the step does; what it forgets decides about
-// the time alone. No block waits for another.
+// If it reaches none of them, the part now ends with another state, and the next edge may have been
+// compared with the old one. Then the block that finishes last goes through all edges of the chain
+// again, in order. So no result depends on a guess, whatever the step does; how fast it forgets
+// changes only the time. No block waits for another.
 //
-// A step that does not forget would be walked twice. So a part is first tried (P.trial > 0): two
-// states before it are computed from init, one from P.trial and one from P.warm steps before. If
-// P.trial steps leave more than P.residue / 65536 of the difference between two states, and no more
-// than P.distant_residue / 65536, the part starts P.distant steps early. If they leave more, it is
-// left to the block that finishes last.
+// A step that does not forget would be walked twice. So a part is first tried (P.trial > 0). The
+// state before it is computed twice from init: starting P.warm and P.trial steps earlier. The two
+// differ when the trial starts. If at most P.residue / 65536 of that difference is left at its end,
+// the part is walked. If more is, but at most P.distant_residue / 65536, it is begun P.distant steps
+// early. If still more is left, the block that finishes last walks it.
 //
 // A component that only sums what each step adds to it, as the gradient of a parameter does, never
-// forgets. So sums begin anew after every CHECK steps. These sums are added in the order of the
-// steps, part by part: which block walked does not matter.
+// forgets. So each CHECK steps have a sum of their own. These are added in the order of the steps
+// within a part, then part by part, whichever block walked.
 #pragma once
 #include "walker.cuh"
 
@@ -45,7 +47,8 @@ struct Record {
     static constexpr int AFTER = 0;             // the state after its last step, and its sums
     static constexpr int BEFORE = KEPT_WORDS;   // the state before its first step
     static constexpr int IS_WALKED = 2 * KEPT_WORDS;  // whether it was walked
-    // The state after every CHECK steps and after the last one, each with the sums of these steps.
+    // The state after every CHECK steps and after the last one, each with the sums of the steps since
+    // the one before.
     static constexpr int CHECKS = IS_WALKED + 1;
     u32* at;  // of the lane's first channel
 
@@ -70,7 +73,7 @@ struct Record {
         write(states, BEFORE);
         store(IS_WALKED, 0, is_walked);
     }
-    // The states that are kept from this word on; components that are not kept stay as they are.
+    // The states that are kept at this word; components that are not kept stay as they are.
     INLINE_MEMBER void read(State* states, int word) const {
         UNROLL for (int v = 0; v < CHANNELS; ++v) {
             u32 words[KEPT_WORDS];
@@ -79,19 +82,19 @@ struct Record {
         }
     }
     INLINE_MEMBER bool is_walked() const { return all_lanes(load(IS_WALKED, 0) != 0); }
-    // The first word of what is kept so many steps after the first.
+    // Where the state after so many steps of the part is kept.
     static INLINE_MEMBER int check(i64 steps) {
         return CHECKS + (int)((steps + CHECK - 1) / CHECK - 1) * KEPT_WORDS;
     }
-    // Whether these states are those that are kept from this word on.
+    // Whether these states are those that are kept at this word.
     INLINE_MEMBER bool holds(const State* states, int word, int channels) const {
         State kept[CHANNELS];
         UNROLL for (int v = 0; v < CHANNELS; ++v) kept[v] = states[v];
         read(kept, word);
         return all_lanes(are_equal(kept, states, channels));
     }
-    // Goes on from the states that are kept from `word` on to the last ones, which are kept from
-    // `last` on, and adds the sums of the steps between.
+    // Takes the states that are kept at `last`, the end of the part, and adds all sums that are kept
+    // after those at `word`.
     INLINE_MEMBER void skip(State* states, State* sums, int word, int last) const {
         ROLLED for (word = HAS_SUMS ? word + KEPT_WORDS : last; word <= last; word += KEPT_WORDS) {
             read(states, word);
@@ -100,8 +103,7 @@ struct Record {
     }
 };
 
-// Whether of the difference of the states `a` and `b` of each channel at most residue / 65536 is left
-// in `c` and `d`, in every lane.
+// Whether in every channel c and d differ by at most residue / 65536 of what a and b do.
 INLINE bool are_near(const State* a, const State* b, const State* c, const State* d, int residue,
                      int channels) {
     const float most = (float)residue * 0x1p-16f;
@@ -163,8 +165,7 @@ struct Counters {
         at = (u32*)P.slots + chain;
         chains = P.chains, parts = P.parts, lane = lane_;
     }
-    // Counter `part` is that of the edge before a part; the first and the last have none. Counter 0
-    // counts the finished blocks.
+    // Counter k is that of the edge before part k. Counter 0 counts the finished blocks.
     INLINE_MEMBER u32* counter(int k) const { return at + (i64)k * chains; }
     // Whether some edge has to be looked at again.
     INLINE_MEMBER u32* is_open() const { return counter(parts); }
@@ -183,8 +184,8 @@ struct Counters {
         Walker::meet();
         return others;
     }
-    // Whether all other blocks of the chain have finished. What they have written is then visible,
-    // and `open` is whether any of them has said so.
+    // Counts this block as finished, with its `open`. Returns whether it is the last one: then what
+    // the others have written is visible, and `open` is whether any of them has set it.
     INLINE_MEMBER bool finish(bool& open) const {
         Walker::meet();
         u32 others = 0, any = 0;
@@ -224,14 +225,14 @@ struct Marks {
         take(carry);
         left = CHECK;
     }
-    // Moves the sums of some states to `sums`.
+    // Adds the sums of some states to `sums`, and sets them to zero.
     INLINE_MEMBER void take(State* carry) {
         UNROLL for (int v = 0; v < CHANNELS; ++v) {
             add_sums(sums[v], carry[v]);
             clear_sums(carry[v]);
         }
     }
-    // Moves `sums` to the sums of other states.
+    // Adds `sums` to those of other states, and sets them to zero.
     INLINE_MEMBER void give(State* total) {
         UNROLL for (int v = 0; v < CHANNELS; ++v) {
             add_sums(total[v], sums[v]);
@@ -270,16 +271,15 @@ struct PieceWalk {
 KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     // What a block does: the trial of a part, the steps before it, the part; then the parts after
     // edges that do not fit: those of its own part and, in the block that finishes last, all of the
-    // chain. There is one call of `walk` for all of them: in another copy of its code the compiler
-    // might round otherwise.
+    // chain. They share one call of `walk`, since its code is long.
     enum Phase { TRIAL, BEFORE, PART, MEND, FINISH };
     PieceWalk piece;
     piece.ring = shared_memory() + RING_AT;
     Walker& walker = piece.pipeline.walker;
     Place& here = walker.place;
     const int lane = walker.lane = thread_index();
-    // The last parts come first, for a kernel's first blocks may gather on a few multiprocessors that
-    // are free before the others, and if the step does not forget the first parts have all the work.
+    // The last parts come first. A kernel's first blocks may gather on the few multiprocessors that
+    // are free before the others, and if the step does not forget, the first parts have all the work.
     ROLLED for (int job = block_index(); job < P.chains * P.parts; job += block_count()) {
         const int own = P.parts - 1 - job / P.chains;
         int part = own;
@@ -300,7 +300,7 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
             int next = part + 1;
             // Whether the walk may reach a state that was kept.
             const bool joins = phase == MEND || (phase == FINISH && record.is_walked());
-            const bool keeps = phase == PART || phase == MEND;  // the states that it reaches
+            const bool keeps = phase == PART || phase == MEND;  // whether the record is written
             const bool writes = keeps || phase == FINISH;
             if (phase == FINISH && !joins) next = first_walked(P, piece.chain, next, lane);
             const i64 end = next < P.parts ? next * P.part_steps : P.length;

@@ -9,7 +9,8 @@ carry. So
   components of the carry that every step passes on as they are, and count as not depending on it;
 - sigmoid and tanh are made of 2^x, with the factor of x multiplied into what does not depend on the
   carry (`by_powers_of_two`);
-- sums of products are fused (`fused`).
+- products are fused with sums and differences (`fused`); the compiler fuses none (`ROUNDED_ALIKE`
+  in compiler.py), so that all copies of a step in a kernel round alike.
 """
 
 from __future__ import annotations
@@ -144,8 +145,8 @@ def by_powers_of_two(program: Program, moving: frozenset[int], coarse: bool) -> 
 
 
 def fused(program: Program) -> Program:
-    """The program with a fused multiply-add in place of each sum of a product. Of a sum of two
-    products the one that is ready later is fused; the other one is rounded first."""
+    """The program with a fused multiply-add in place of each sum and difference of a product. Of
+    two products the one that is ready later is fused; the other one is rounded first."""
     builder, n = Builder(program.inputs), len(program.inputs)
     values, ready = list(range(n)), [0] * n
     for i in program.instructions:
@@ -153,13 +154,18 @@ def fused(program: Program) -> Program:
         products = [
             a for a in i.args if a >= n and program.instructions[a - n].op == "mul"
         ]  # fmt: skip
-        if i.op != "add" or i.dtype != "f32" or not products:
+        if i.op not in ("add", "sub") or i.dtype not in ("f32", "f64") or not products:
             values.append(copied(builder, i, values))
             continue
         late = max(products, key=lambda a: ready[a])
-        rest = i.args[1] if late == i.args[0] else i.args[0]
-        factors = program.instructions[late - n].args
-        values.append(builder.emit("fused", *(values[a] for a in (*factors, rest))))
+        first = late == i.args[0]
+        x, y = (values[a] for a in program.instructions[late - n].args)
+        rest = values[i.args[1] if first else i.args[0]]
+        if i.op == "sub" and first:
+            rest = builder.emit("neg", rest)
+        elif i.op == "sub":
+            x = builder.emit("neg", x)
+        values.append(builder.emit("fused", x, y, rest))
     return builder.build([values[v] for v in program.outputs])
 
 

@@ -47,7 +47,7 @@ struct Outputs {
 
 // What is done with the states on the way, without a halt: nothing.
 struct NoMarks {
-    // After so many more steps. `carry`: the states after them; of these, sums may be set to zero.
+    // Called after so many more steps. It may set the sums in `carry` to zero.
     INLINE_MEMBER void pass(State* carry, int steps) const { (void)carry, (void)steps; }
 };
 
@@ -172,9 +172,9 @@ struct Walker {
         copies_wait<PENDING>();
         meet();
     }
-    // Waits for the other lanes. IN_PARTS the compiler does not see that they walk together, and a
-    // barrier of the warp is a branch that keeps it from interleaving the steps around it (8 % of
-    // the time of a step). That of the block, which is one warp, is none.
+    // Waits for the other lanes. IN_PARTS the compiler cannot see that they walk together. A barrier
+    // of the warp is then a branch, across which it does not interleave steps (8 % of the time). A
+    // barrier of the block, here one warp, is no branch.
     static INLINE_MEMBER void meet() {
         if (IN_PARTS) sync_block();
         else sync_warp();

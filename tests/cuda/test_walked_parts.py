@@ -192,6 +192,33 @@ def test_what_is_not_finite(device: str, bad: float) -> None:
     compare(leaky, given, CUTS["early"])
 
 
+def differences(h: Tensor, x: Any, params: Any) -> Tensor:
+    """Products in sums and differences, of which a compiler may fuse either one."""
+    (m, y, p), (q,) = x, params
+    a, b = m - y * h, p * q - h * y
+    return torch.tanh(torch.where(h > m, a, b) * a - ((p * q - m * y) * h - (q * q - y * p)))
+
+
+@everywhere
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("channels", [32, 40])
+def test_all_copies_of_a_step_round_alike(device: str, channels: int, dtype: torch.dtype) -> None:
+    """Whole tiles and others, walks that halt and walks that do not."""
+    generator = torch.Generator().manual_seed(channels)
+
+    def leaf(*shape: int) -> Tensor:
+        return (0.8 * torch.randn(shape, generator=generator, dtype=torch.float64)).to(
+            device, dtype
+        )
+
+    given = {
+        "xs": tuple(leaf(2, 1000, channels) for _ in range(3)), "init": leaf(2, channels),
+        "params": (leaf(channels),),
+    }  # fmt: skip
+    for cut in (*CUTS.values(), Parts(4, 256, 8)):
+        compare(differences, given, cut, 1e-4)
+
+
 @everywhere
 def test_counters_and_states_of_several_dtypes(device: str) -> None:
     """A counter never forgets; int64 and float64 are two words."""
@@ -213,13 +240,67 @@ def test_counters_and_states_of_several_dtypes(device: str) -> None:
         assert all(map(torch.equal, others, results[0]))
 
 
+def bounded(state: Any, x: Any) -> Any:
+    """Keeps a state within bounds, and adds up what it was."""
+    (h, total), (keep, low, high, new) = state, x
+    h = keep * torch.clamp(h, low, high) + new
+    return h, total + h
+
+
+def bounded_walk(
+    events: dict[int, dict[str, float]], device: str, cut: Parts | None, seed: int
+) -> Any:
+    """From h = 100, with these inputs at these steps; at all others h stays as it is."""
+    usual = {"keep": 1.0, "low": -1e4, "high": 1e4, "new": 0.0}
+    xs = {name: torch.full((1, 1024, 33), value) for name, value in usual.items()}
+    for step, event in events.items():
+        for name, value in event.items():
+            xs[name][:, step] = value
+    init = torch.full((1, 33), 100.0, device=device), torch.zeros(1, 33, device=device)
+    choice = Choice(LanesTile(32, 32, 1, 8, 3), "WALKED", parts=cut)
+    with on(device, seed), tuning.forced(choice):
+        return tree_leaves(
+            nonlinear_recurrence(
+                bounded, tuple(x.to(device) for x in xs.values()), init, return_final=True,
+                backend="cuda",
+            )
+        )  # fmt: skip
+
+
+@everywhere
+@pytest.mark.parametrize("name", ["a right guess", "two wrong states"])
+def test_an_edge_that_was_mended_too_early(device: str, name: str) -> None:
+    """The state before part 2 is not right yet when its edge is looked at."""
+    events = {
+        # Part 2 begins with h = 100, as guessed, part 1 does not.
+        "a right guess": {10: {"new": 1.0}, 300: {"new": -1.0}},
+        # Before part 2, h is 2 by the guess of part 1, then 1; both become 3, the guess of part 2
+        # does not. All is forgotten in step 712.
+        "two wrong states": {
+            10: {"keep": 0.0, "new": 1.0}, 300: {"high": 2.0}, 530: {"low": 3.0},
+            712: {"keep": 0.0, "new": 5.0},
+        },
+    }[name]  # fmt: skip
+    wanted = bounded_walk(events, device, None, 1)
+    for seed in range(6 if device == "cpu" else 3):
+        for cut in (Parts(4, 256, 64), Parts(4, 256, 64, 32, 1 << 16), Parts(8, 128, 32)):
+            found = bounded_walk(events, device, cut, seed)
+            assert all(map(torch.equal, found, wanted))
+
+
 @everywhere
 def test_kernels_share_a_workspace(device: str) -> None:
     """With other numbers of chains and parts, in turn: counters are found at 0."""
     case = CASES["gated"]
     calls = []
-    for channels, cut in ((40, CUTS["early"]), (200, CUTS["tried"]), (33, CUTS["two"])):
+    # The second has parts that are left: its gates keep all of the state.
+    for channels, cut, gate in (
+        (40, CUTS["early"], 0), (200, CUTS["tried"], 40), (33, CUTS["two"], 0),
+        (64, CUTS["early"], 40),
+    ):  # fmt: skip
         given = case.draw((2, 1024, channels), torch.float32, device)
+        z, r, n = given["xs"]
+        given["xs"] = (z + gate, r, n)
         choice = Choice(LanesTile(32, 32, 1, 8, 3), "WALKED", parts=cut)
         calls.append((given, choice))
     wanted = []

@@ -193,5 +193,6 @@ INLINE u32 narrow_two_f16(float first, float second) {
 }
 INLINE float exp2_fast(float x) { return exp2f(x); }
 INLINE float fused(float x, float y, float z) { return fmaf(x, y, z); }
+INLINE double fused(double x, double y, double z) { return fma(x, y, z); }
 INLINE float sigmoid_exp2(float x) { return 1 / (1 + exp2f(x)); }
 INLINE float tanh_exp2(float x) { return tanhf(x * 0x1.62e43p-2f); }
