@@ -156,7 +156,7 @@ def test_a_part_is_mended_until_it_is_right(device: str, steps: list[int], rever
     """A guess that is wrong is forgotten in the midst of a part, at its edge, or never."""
     given = forgets_at([1023 - s for s in steps] if reverse else steps, 1024, device)
     cuts = (Parts(4, 256, 32), Parts(4, 256, 64, 32), Parts(8, 128, 32))
-    for seed, cut in enumerate((*cuts, Parts(8, 128, 64, 32, 1 << 16))):
+    for seed, cut in enumerate((*cuts, Parts(8, 128, 64, 32, 1 << 16)), 1):
         compare(leaky, given, cut, reverse=reverse, seed=seed)
 
 
@@ -250,7 +250,8 @@ def bounded(state: Any, x: Any) -> Any:
 def bounded_walk(
     events: dict[int, dict[str, float]], device: str, cut: Parts | None, seed: int
 ) -> Any:
-    """From h = 100, with these inputs at these steps; at all others h stays as it is."""
+    """From h = 100, with these inputs at these steps; at all others h stays as it is. The total is
+    read at the end alone, so that it is a sum for the kernel."""
     usual = {"keep": 1.0, "low": -1e4, "high": 1e4, "new": 0.0}
     xs = {name: torch.full((1, 1024, 33), value) for name, value in usual.items()}
     for step, event in events.items():
@@ -258,13 +259,16 @@ def bounded_walk(
             xs[name][:, step] = value
     init = torch.full((1, 33), 100.0, device=device), torch.zeros(1, 33, device=device)
     choice = Choice(LanesTile(32, 32, 1, 8, 3), "WALKED", parts=cut)
+    given = tuple(x.to(device) for x in xs.values())
     with on(device, seed), tuning.forced(choice):
-        return tree_leaves(
-            nonlinear_recurrence(
-                bounded, tuple(x.to(device) for x in xs.values()), init, return_final=True,
-                backend="cuda",
-            )
+        found = nonlinear_recurrence(
+            bounded, given, init, lower=lambda state, _: state[0], return_final=True,
+            method="loop", backend="cuda",
         )  # fmt: skip
+        if device == "cpu":
+            kernels = [kernel for kernel, _ in Emulated.launches if kernel]
+            assert kernels and {kernel.in_parts for kernel in kernels} == {cut is not None}
+    return tree_leaves(found)
 
 
 @everywhere
@@ -282,7 +286,7 @@ def test_an_edge_that_was_mended_too_early(device: str, name: str) -> None:
         },
     }[name]  # fmt: skip
     wanted = bounded_walk(events, device, None, 1)
-    for seed in range(6 if device == "cpu" else 3):
+    for seed in range(1, 9 if device == "cpu" else 4):
         for cut in (Parts(4, 256, 64), Parts(4, 256, 64, 32, 1 << 16), Parts(8, 128, 32)):
             found = bounded_walk(events, device, cut, seed)
             assert all(map(torch.equal, found, wanted))
@@ -293,10 +297,10 @@ def test_kernels_share_a_workspace(device: str) -> None:
     """With other numbers of chains and parts, in turn: counters are found at 0."""
     case = CASES["gated"]
     calls = []
-    # The second has parts that are left: its gates keep all of the state.
+    # Two have parts that are left or walked twice: their gates keep nearly all of the state.
     for channels, cut, gate in (
-        (40, CUTS["early"], 0), (200, CUTS["tried"], 40), (33, CUTS["two"], 0),
-        (64, CUTS["early"], 40),
+        (40, CUTS["early"], 0), (200, CUTS["tried"], 8), (33, CUTS["two"], 0),
+        (64, CUTS["early"], 8),
     ):  # fmt: skip
         given = case.draw((2, 1024, channels), torch.float32, device)
         z, r, n = given["xs"]

@@ -179,9 +179,31 @@ INLINE void store_word128(char* p, const Word128& w) {
     emulator::progress();
     emulator::yield(false);
 }
-INLINE u32 load_counter(const u32* p) { return *p; }
-INLINE void store_counter(u32* p, u32 x) { *p = x; }
-INLINE u32 count_up(u32* p) { return (*p)++; }
+// Other threads may run before and after an access to a counter.
+INLINE void let_others_run() {
+    u64& x = emulator::machine->random;
+    x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+    if ((x >> 22) % 8 == 0) emulator::yield(false);
+}
+INLINE u32 load_counter(const u32* p) {
+    emulator::check_range(p, 4, "a counter's load");
+    let_others_run();
+    const u32 x = *p;
+    let_others_run();
+    return x;
+}
+INLINE void store_counter(u32* p, u32 x) {
+    emulator::check_range(p, 4, "a counter's store");
+    let_others_run();
+    *p = x;
+    let_others_run();
+}
+INLINE u32 count_up(u32* p) {
+    let_others_run();
+    const u32 x = (*p)++;
+    let_others_run();
+    return x;
+}
 INLINE void store_system(u32* p, u32 x) { *p = x; }
 INLINE u64 nanoseconds() { return emulator::machine->clock += emulator::machine->clock_step; }
 
