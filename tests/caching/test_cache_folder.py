@@ -328,8 +328,8 @@ def test_machine_code_of_gpus_is_kept_alike(
     """Cubins: stored, found again, compiled again where they are damaged or of another user."""
     compiled: list[str] = []
 
-    def compile_source(source: str, architecture: str) -> bytes:
-        compiled.append(architecture)
+    def compile_source(source: str, options: tuple[str, ...]) -> bytes:
+        compiled.append(" ".join(o for o in options if o.startswith(("-arch", "-fmad"))))
         return f"machine code of {source}".encode()
 
     monkeypatch.setattr(cuda_compiler, "compile_source", compile_source)
@@ -341,10 +341,11 @@ def test_machine_code_of_gpus_is_kept_alike(
         assert path.suffix == ".cubin" and stat.S_IMODE(path.stat().st_mode) == 0o600
         damage(path)
     assert cuda_compiler.cubin("a", (9, 0)) == b"machine code of a"
-    assert compiled == ["sm_90a"] * 3
+    assert compiled == ["-arch=sm_90a"] * 3
     cuda_compiler.cubin("b", (9, 0))
     cuda_compiler.cubin("a", (8, 0))
-    assert compiled == ["sm_90a"] * 4 + ["sm_80"]
+    cuda_compiler.cubin("a", (8, 0), ("-fmad=false",))
+    assert compiled == ["-arch=sm_90a"] * 4 + ["-arch=sm_80", "-fmad=false -arch=sm_80"]
 
 
 def damaged(path: Path) -> None:
