@@ -61,7 +61,7 @@ COUNTS = (
 # How the axis is cut into parts (`walk/parts_walk.cuh`).
 PARTS = (
     *(Field("int", name) for name in
-      ("parts", "warm", "trial", "residue", "distant", "distant_residue")),
+      ("parts", "warm", "trial", "residue", "distant", "distant_residue", "slow")),
     Field("i64", "part_steps"), Field("i64", "record_bytes"),
 )  # fmt: skip
 

@@ -297,7 +297,7 @@ def build(spec: Spec, tensors: Given, layout: Layout) -> LoadedKernel:
         lanes is not None, rows, spec.length, channels, kernel.words, tuple(sizes),
         written, processors(spec.device), shared_memory(spec.device),
         launcher.memory_bandwidth(spec.device), max(cost_of(op), 1), op.sequential,
-        parts.wait_of(spec, layout) if op.sequential else 0,
+        *(parts.carry_of(spec, layout) if op.sequential else ()),
     )  # fmt: skip
     if op.sequential and not is_walkable(spec, lanes):
         raise BackendError(
@@ -418,6 +418,7 @@ def assemble(
             "residue": cut.residue,
             "distant": cut.distant,
             "distant_residue": cut.distant_residue,
+            "slow": cut.slow,
             "record_bytes": record,
         }
     for role in ROLES:

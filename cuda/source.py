@@ -5,10 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-import torch
-
 from ..engines.base.cpp_and_cuda import headers_of, shared_headers
-from ..program.cpp_and_triton_expressions import CPP
+from ..program.cpp_and_triton_expressions import CPP, inline
 from ..program.dtypes import CPP_MEMORY
 from ..program.operator import Operator, spans
 from ..program.operator_names import escaped
@@ -28,7 +26,7 @@ from .kernel import (
 from .lanes_tiles import unrolled
 from .tile_choice_inputs import cost_of, looks
 from .walk.parts import kept_source
-from .walk.step import WalkStep, step_source, walk_step
+from .walk.step import WalkStep, is_coarse, step_source, walk_step
 from .walk.tile import ahead
 
 MODES = ("SERIAL", "CHAINED", "LOOKBACK", "WALKED")
@@ -42,7 +40,7 @@ def source(kernel: CudaKernel) -> str:
     template = lanes if kernel.is_lanes else "rows_scan.cuh"
     return "\n".join(
         [
-            *(["#define COARSE"] if is_coarse(kernel) else []),
+            *(["#define COARSE"] if takes_hardware_tanh(kernel) else []),
             '#include "scalar.h"', '#include "device.cuh"', '#include "wait_for_slots.cuh"',
             operator_source(kernel.operator, kernel.aggregate_components, kernel.cuts),
             *([step_source(kernel.operator, step_of(kernel))] if kernel.mode == "WALKED" else []),
@@ -58,19 +56,18 @@ def source(kernel: CudaKernel) -> str:
 
 def step_of(kernel: CudaKernel) -> WalkStep:
     """The step of a walk."""
-    return walk_step(kernel.operator, kernel.final, kernel.exclusive, is_coarse(kernel))
+    coarse = takes_hardware_tanh(kernel)
+    return walk_step(kernel.operator, kernel.final, kernel.exclusive, coarse)
 
 
-def is_coarse(kernel: CudaKernel) -> bool:
-    """Whether a walk takes the hardware's tanh, with a relative error of up to 2^-11: where all
-    floats that it reads or writes at every step are bfloat16, whose rounding costs up to 2^-8. That
-    of float16 costs 2^-11, so that there the error would be as large."""
-    floats = {
+def takes_hardware_tanh(kernel: CudaKernel) -> bool:
+    """`is_coarse` of a walk's leaves; False for other kernels."""
+    leaves = (
         leaf.dtype
         for role, _, leaf in kernel.leaves
-        if role in ("input", "output") and not leaf.still and leaf.dtype.is_floating_point
-    }
-    return kernel.mode == "WALKED" and floats == {torch.bfloat16}
+        if role in ("input", "output") and not leaf.still
+    )
+    return kernel.mode == "WALKED" and is_coarse(leaves)
 
 
 def operator_source(op: Operator, aggregate: list[int], packed: bool = False) -> str:
@@ -130,11 +127,12 @@ COMBINE_CUT = """INLINE State combine(const State& a, const State& b) {
 def conversion(fields: list[str], kinds: list[str]) -> str:
     """The functions to_words and from_words, which convert a state to 32-bit words and back."""
     packing, unpacking = word_statements(fields, kinds)
-    lines = ["INLINE void to_words(const State& s, uint32_t* w) {"]
-    lines += [f"    {line}" for line in packing]
-    lines += ["}", "INLINE State from_words(const uint32_t* w) {", "    State s;"]
-    lines += [f"    {line}" for line in unpacking]
-    return "\n".join([*lines, "    return s;", "}"])
+    return "\n".join(
+        [
+            inline("to_words(const State& s, uint32_t* w)", packing),
+            inline("from_words(const uint32_t* w)", ["State s;", *unpacking, "return s;"], "State"),
+        ]
+    )
 
 
 def constants(kernel: CudaKernel) -> str:

@@ -43,6 +43,7 @@ class Shape:
     cost: `cost_of` the operator.
     walked: whether steps are not associative, so that each thread walks along its chains.
     wait: of a walk, the estimated ns between the states of two steps; 0: the axis is not cut.
+    decides: of a walk, whether a step decides (`WalkStep.decides`).
     """
 
     lanes: bool
@@ -58,6 +59,7 @@ class Shape:
     cost: int
     walked: bool = False
     wait: float = 0.0
+    decides: bool = False
 
     @property
     def is_reduction(self) -> bool:
@@ -73,6 +75,7 @@ class Parts:
         first places of the part; so no part may have fewer.
     residue: the most that the steps of a trial may leave of a difference, in 1/65536 of it.
     distant, distant_residue: the same for parts that are begun earlier; distant 0: none is.
+    slow: of 32 channels, how many may exceed that; 0 unless steps decide.
     """
 
     count: int
@@ -82,6 +85,7 @@ class Parts:
     residue: int = 1 << 13
     distant: int = 0
     distant_residue: int = 0
+    slow: int = 0
 
 
 @dataclass(frozen=True)

@@ -153,8 +153,12 @@ class Cpp(Renderer):
 
     def function(self, signature: str, result: str, body: Sequence[str]) -> str:
         """An inline function that fills and returns one `result`."""
-        lines = "\n".join(f"    {line}" for line in body)
-        return f"INLINE {result} {signature} {{\n    {result} y;\n{lines}\n    return y;\n}}"
+        return inline(signature, [f"{result} y;", *body, "return y;"], result)
+
+
+def inline(signature: str, lines: Sequence[str], result: str = "void") -> str:
+    """An inline function of these lines in C++."""
+    return "\n".join([f"INLINE {result} {signature} {{", *(f"    {line}" for line in lines), "}"])
 
 
 class Triton(Renderer):

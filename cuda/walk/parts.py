@@ -3,19 +3,16 @@ what a state of theirs is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import torch
 
 from ...engines.base.layout import Layout
 from ...engines.base.scan_spec import ScanSpec
-from ...program.cpp_and_triton_expressions import LIBRARY
+from ...program.cpp_and_triton_expressions import LIBRARY, inline
 from ...program.operator import Operator
 from ...program.program_builder import Program
 from ..kernel import word_counts, word_statements
 from ..tile_choice_inputs import HEAVY, LIBRARY_COST, Parts, Shape
-from .step import LATENCY, OTHER, WalkStep, walk_step
+from .step import LATENCY, OTHER, WalkStep, is_coarse, walk_step
 
 # A chain has a counter for each part, and one more (`Counters`). They come first in the workspace:
 # launches of other shapes must not find records there.
@@ -26,7 +23,7 @@ SLOT_CLASS = 3
 # CHECK steps are whole tiles. Parts begin at multiples of CHECK, and keep a state every CHECK
 # steps.
 CHECK = 128
-# Cycles from operands to result, and cycles per nanosecond, for `wait_of`.
+# Cycles from operands to result, and cycles per nanosecond, for `carry_of`.
 CYCLES = (
     {op: 2 * cost for op, cost in HEAVY.items()}
     | LATENCY
@@ -43,13 +40,18 @@ LEAST_STEPS, MOST, WARM, TRIAL = 512, 64, 128, 64
 # forgotten, too.
 BITS, ROUNDINGS = 24, 2**-16
 MANY, DISTANT = 16, 8
+# Where a step decides, channels forget one by one, each at once. If a trial leaves a difference in
+# SLOW of 32, the last one has forgotten after some TRIAL log(64) / log(32 / SLOW) = 510 steps, as
+# many as the shortest part has.
+SLOW = 19
 # There are at most CROWD warps for each scheduler. Where there are more than one, a step takes
 # CROWDED times its wait, or ISSUED times as long as its instructions take to issue if that is more.
 CROWD, CROWDED, ISSUED = 1.5, 1.5, 2.6
-# What cutting adds, in steps: the trial, the early start and the launch of a part, and the work of
-# the last block. An axis is cut if the estimates for the parts and for their memory traffic are
-# both at most WORTH of that for one walk.
-OVERHEAD, WORTH = 300, 0.85
+# What cutting adds: the EARLY steps of a trial and before a part, and OVERHEAD ns of launches,
+# records and edges. An axis is cut if the estimates for the parts and for their memory traffic are
+# both at most WORTH of that for one walk, and less by SAVED ns, which mending some hundred short
+# steps may cost.
+EARLY, OVERHEAD, WORTH, SAVED = WARM + TRIAL, 20e3, 0.85, 30e3
 # What is kept takes up to so many bytes or so much of the bytes that the walk moves, whichever is
 # more.
 MOST_KEPT, MOST_KEPT_OF_MOVED = 64 << 20, 1 / 16
@@ -58,17 +60,17 @@ ISSUE = 0.28
 SCHEDULERS = 4  # of a multiprocessor
 
 
-def wait_of(spec: ScanSpec[Operator], layout: Layout) -> float:
-    """The estimated ns from a carry to the next (`Shape.wait`); 0 if the axis must not be cut."""
+def carry_of(spec: ScanSpec[Operator], layout: Layout) -> tuple[float, bool]:
+    """`Shape.wait` and `Shape.decides`. The wait is 0 if the axis must not be cut."""
     if spec.sequences is not None:
-        return 0
-    coarse = all(
-        leaf.dtype == torch.bfloat16 for (role, _), leaf in layout.leaves.items()
+        return 0, False
+    coarse = is_coarse(
+        leaf.dtype for (role, _), leaf in layout.leaves.items()
         if role in ("input", "output") and leaf.strides[spec.axis] != 0
     )  # fmt: skip
     step = walk_step(spec.operator, spec.final, spec.exclusive, coarse)
     if not kept_of(step).forgotten:
-        return 0
+        return 0, False
     n = len(step.program.inputs)
     ready = [0] * n
     for value, i in enumerate(step.program.instructions, n):
@@ -76,7 +78,8 @@ def wait_of(spec: ScanSpec[Operator], layout: Layout) -> float:
         usual = 2 * LIBRARY_COST if i.op in LIBRARY else OTHER
         cycles = 18 if coarse and i.op == "tanh" else CYCLES.get(i.op, usual)
         ready.append(before + cycles if value in step.moving else 0)
-    return max(ready[v] for v in step.program.outputs[: len(step.carried)]) / CLOCK
+    wait = max(ready[v] for v in step.program.outputs[: len(step.carried)]) / CLOCK
+    return wait, step.decides
 
 
 def parts_of(shape: Shape, channels: int) -> Parts | None:
@@ -98,7 +101,8 @@ def parts_of(shape: Shape, channels: int) -> Parts | None:
         int(CROWD * schedulers) // chains, shape.length // LEAST_STEPS, MOST,
         MOST_COUNTERS // chains - 1,
     )  # fmt: skip
-    found, least = None, WORTH * alone * shape.length
+    whole = alone * shape.length
+    found, least = None, min(WORTH * whole, whole - SAVED)
     for parts in range(2, most + 1):
         steps = -(-shape.length // parts)
         steps += -steps % CHECK
@@ -106,7 +110,7 @@ def parts_of(shape: Shape, channels: int) -> Parts | None:
             steps += CHECK
         count = -(-shape.length // steps)
         step = crowded if chains * count > schedulers else alone
-        time = max((steps + OVERHEAD) * step, shape.length * memory)
+        time = max((steps + EARLY) * step + OVERHEAD, shape.length * memory)
         if time < least:
             found, least = Parts(count, steps, WARM, TRIAL), time
     if found is None:
@@ -114,7 +118,8 @@ def parts_of(shape: Shape, channels: int) -> Parts | None:
     residue = residue_of(found.steps)
     distant = shape.length // DISTANT // CHECK * CHECK if found.count >= MANY else 0
     far = residue_of(distant) if distant else 0
-    return replace(found, residue=residue, distant=distant, distant_residue=far)
+    slow = SLOW if shape.decides else 0
+    return replace(found, residue=residue, distant=distant, distant_residue=far, slow=slow)
 
 
 def residue_of(steps: float) -> int:
@@ -182,35 +187,32 @@ def kept_source(op: Operator, step: WalkStep) -> str:
             f"constexpr int KEPT_WORDS = {words}, FORGOTTEN_WORDS = {forgotten};",
             f"constexpr bool HAS_SUMS = {str(bool(sums)).lower()};",
             f"constexpr int COUNTER_BYTES = {COUNTER_BYTES}, CHECK = {CHECK};",
-            function("to_kept(const State& s, uint32_t* w)", packing),
-            function("from_kept(State& s, const uint32_t* w)", unpacking),
-            function("clear_sums(State& s)", ["(void)s;", *(f"{x} = 0;" for x in sums)]),
-            function("add_sums(State& s, const State& x)",
-                     ["(void)s, (void)x;", *(f"s.s{c} = s.s{c} + x.s{c};" for c in kept.sums)]),
-            function("take_sums(State& s, const State& x)",
-                     ["(void)s, (void)x;", *(f"s.s{c} = x.s{c};" for c in kept.sums)]),
-            function(
-                "is_near(const State& a, const State& b, const State& c, const State& d, "
-                "float most)",
-                [f"return {' && '.join(near(f's{c}', kinds[c]) for c in kept.forgotten)};"], "bool",
-            ),
+            f"constexpr float ROUNDINGS = {ROUNDINGS}f;",
+            inline("to_kept(const State& s, uint32_t* w)", packing),
+            inline("from_kept(State& s, const uint32_t* w)", unpacking),
+            inline("clear_sums(State& s)", ["(void)s;", *(f"{x} = 0;" for x in sums)]),
+            inline("add_sums(State& s, const State& x)",
+                   ["(void)s, (void)x;", *(f"s.s{c} = s.s{c} + x.s{c};" for c in kept.sums)]),
+            inline("take_sums(State& s, const State& x)",
+                   ["(void)s, (void)x;", *(f"s.s{c} = x.s{c};" for c in kept.sums)]),
+            inline("difference(const State& s, const State& t, float negligible)",
+                   ["(void)s, (void)t, (void)negligible;", "float sum = 0;",
+                    *(difference(f"s{c}", kinds[c]) for c in kept.forgotten), "return sum;"],
+                   "float"),
         ]
     )  # fmt: skip
 
 
-def near(field: str, kind: str) -> str:
-    """The C++ condition that a field differs in c and d by at most `most` of what it does in a
-    and b, or by roundings only. Two NaN count as equal."""
-    a, b, c, d = (f"{state}.{field}" for state in "abcd")
+def difference(field: str, kind: str) -> str:
+    """The C++ statement that adds the difference of a field in s and t to `sum`: 0 if it is at most
+    `negligible` of the numbers, or if both are NaN. That of two integers is NaN, which is never
+    small, or 0."""
+    s, t = f"s.{field}", f"t.{field}"
     if kind not in ("f32", "f64"):
-        return f"{c} == {d}"
+        return f"if ({s} != {t}) sum += float_of(0x7fc00000);"
     size = "__builtin_fabsf" if kind == "f32" else "__builtin_fabs"
-    before, after = f"{size}({a} - {b})", f"{size}({c} - {d})"
     return (
-        f"({c} == {d} || ({c} != {c} && {d} != {d}) || {after} <= {before} * most"
-        f" || {after} <= ({size}({c}) + {size}({d})) * {ROUNDINGS}f)"
+        f"if ({s} != {t} && ({s} == {s} || {t} == {t}) && "
+        f"!({size}({s} - {t}) <= negligible * ({size}({s}) + {size}({t})))) "
+        f"sum += (float){size}({s} - {t});"
     )
-
-
-def function(signature: str, lines: Sequence[str], result: str = "void") -> str:
-    return "\n".join([f"INLINE {result} {signature} {{", *(f"    {line}" for line in lines), "}"])

@@ -17,11 +17,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from ...program.cpp_and_triton_expressions import Cpp
+from ...program.dtypes import FLOATS
 from ...program.operator import Operator
 from ...program.program_builder import Builder, Instruction, Program
 
@@ -67,11 +70,24 @@ class WalkStep:
     moving: frozenset[int]
     ready: tuple[int, ...]
 
+    @property
+    def decides(self) -> bool:
+        """Whether a value that waits for the carry is a condition or an integer. Such a step often
+        forgets all at once: a neuron that fires starts from 0, whatever it was."""
+        return any(self.program.dtypes[v] not in FLOATS for v in self.moving)
+
+
+def is_coarse(dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether a walk that reads and writes leaves of these dtypes at every step takes the
+    hardware's tanh, with a relative error of up to 2^-11: where all floats are bfloat16, whose
+    rounding costs up to 2^-8. That of float16 costs 2^-11, so that there the error would be as
+    large."""
+    return {dtype for dtype in dtypes if dtype.is_floating_point} == {torch.bfloat16}
+
 
 @functools.lru_cache(maxsize=1024)
 def walk_step(op: Operator, final: tuple[int, ...], exclusive: bool, coarse: bool) -> WalkStep:
-    """The arranged step. coarse: tanh is one instruction, and stays as it is (`is_coarse` in
-    source.py)."""
+    """The arranged step. coarse: tanh is one instruction, and stays as it is (`is_coarse`)."""
     carried = tuple(op.carry_components(final))
     kinds, raw = op.combine.output_dtypes, op.lift.inputs
     builder = Builder((*kinds, *raw, "b1"))

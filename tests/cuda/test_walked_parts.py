@@ -18,9 +18,11 @@ from walked_cases import CASES
 
 from assocscan import explain_recurrence, nonlinear_recurrence
 from assocscan.cuda import choose_tile as tuning
+from assocscan.cuda import workspace
 from assocscan.cuda.kernel import LanesTile
 from assocscan.cuda.tile_choice_inputs import Choice, Parts, Shape
 from assocscan.cuda.walk import parts as cuts
+from assocscan.cuda.walk import tile as tiles
 from assocscan.runtime import backends as engines
 
 REASON = cuda_emulator.why_unavailable()
@@ -99,6 +101,7 @@ CUTS = {
     "two": Parts(2, 512, 128, 64),
     "hasty": Parts(3, 384, 32),
     "distant": Parts(8, 128, 64, 32, 0, 384, 1 << 16),
+    "slow": Parts(8, 128, 64, 32, 1 << 13, 384, 1 << 15, slow=19),
 }
 TILES = {"usual": (1, 8, 3), "long": (1, 32, 4), "two channels": (2, 16, 3), "short": (1, 1, 3)}
 
@@ -290,6 +293,71 @@ def test_an_edge_that_was_mended_too_early(device: str, name: str) -> None:
         for cut in (Parts(4, 256, 64), Parts(4, 256, 64, 32, 1 << 16), Parts(8, 128, 32)):
             found = bounded_walk(events, device, cut, seed)
             assert all(map(torch.equal, found, wanted))
+
+
+def latch(state: Any, x: Tensor) -> Any:
+    """Whether x was last above 1.5, not below -1.5; and how long ago that changed."""
+    (on, since) = state
+    now = torch.where(x > 1.5, 1, torch.where(x < -1.5, 0, on))
+    return now, torch.where(now == on, since + 1, 0)
+
+
+def leaks(h: Tensor, x: Any) -> Tensor:
+    keep, new = x
+    return keep * h + new
+
+
+def parts_walked(parts: Parts, words: int, chains: int) -> float:
+    """The share of the parts, all but the first, that were walked and not left for the last block,
+    by their records."""
+    (space,) = (s for (_, _, kind), s in workspace._SPACES.items() if kind == cuts.SLOT_CLASS)
+    flag, size = 2 * words, 2 * words + 1 + words * (parts.steps // cuts.CHECK)
+    records = space.memory[workspace.HEADER_BYTES + cuts.COUNTER_BYTES :].view(torch.int32)
+    records = records[: chains * parts.count * size * 32].view(chains, parts.count, size, 32)
+    return records[:, 1:, flag, 0].float().mean().item()
+
+
+@pytest.mark.skipif(REASON is not None, reason=str(REASON))
+@pytest.mark.parametrize("name", ["neuron", "latch", "leaky"])
+def test_steps_that_decide(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A neuron that fires forgets all at once, in some channels late: where the slowest channel
+    decides, its parts are left. A latch forgets when it is set. What only leaks is judged by its
+    slowest channel."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.rand(1, 4096, 64, generator=generator)
+    keep = torch.where(torch.arange(64) % 32 < 2, 0.999, 0.5).expand_as(x)
+    zero = torch.zeros(1, 64)
+    # The step, its inputs and first state, the words of a state; which share of the parts is
+    # walked if all channels are asked, and if some may be slow.
+    step, xs, init, words, strict, lenient = {
+        "neuron": (walked_cases.fires, 0.2 * x, zero, 1, 0, 1),
+        "latch": (latch, 4 * x - 2, (zero.long(), zero.long()), 4, 1, 1),
+        "leaky": (leaks, (keep, x), zero, 1, 0, 1),
+    }[name]
+    found = []
+    for slow, share in ((0, strict), (cuts.SLOW, lenient)):
+        for cut in (None, Parts(8, 512, 128, 64, cuts.residue_of(512), slow=slow)):
+            choice = Choice(LanesTile(32, 32, 1, 8, 3), "WALKED", parts=cut)
+            with emulated(processors=5), tuning.forced(choice):
+                found.append(
+                    nonlinear_recurrence(
+                        step, xs, init, return_final=True, method="loop", backend="cuda"
+                    )
+                )
+                if cut is not None:
+                    assert parts_walked(cut, words, 2) == share
+    for others in found[1:]:
+        assert all(map(torch.equal, tree_leaves(others), tree_leaves(found[0])))
+    shapes: list[Shape] = []
+
+    def parts_of(shape: Shape, channels: int) -> Parts | None:
+        shapes.append(shape)
+        return cuts.parts_of(shape, channels)
+
+    monkeypatch.setattr(tiles, "parts_of", parts_of)
+    with emulated(processors=5):
+        nonlinear_recurrence(step, xs, init, method="loop", backend="cuda")
+    assert shapes and all(shape.decides == (name != "leaky") for shape in shapes)
 
 
 @everywhere
