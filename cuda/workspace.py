@@ -69,7 +69,7 @@ def create(device: torch.device, slot_bytes: int) -> Workspace:
     except torch.OutOfMemoryError as error:
         raise BackendError(
             f"the cuda backend found no memory for the {slot_bytes} bytes of its workspace; "
-            'backend="multipass" needs less'
+            'backend="triton" needs less'
         ) from error
 
 

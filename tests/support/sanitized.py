@@ -213,7 +213,7 @@ def check_walked(device: str = "cuda") -> int:
             scans += 1
     cuts = (
         (512, Parts(2, 256, 64)), (323, Parts(3, 128, 64, 32)), (500, Parts(4, 128, 8)),
-        (512, Parts(4, 128, 64, 32, 0, 256, 1 << 16)),
+        (512, Parts(4, 128, 64, 32, 0, 256, 1 << 16)), (512, Parts(4, 128, 64, 32, 64, slow=19)),
     )  # fmt: skip
     for (length, cut), name in product(cuts, ("gated", "two numbers")):
         tile = LanesTile(32, 32, 1, 8, 4)
