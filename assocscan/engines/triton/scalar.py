@@ -216,6 +216,17 @@ def fetch(address):
 
 
 @triton.jit
+def total(x, axis: tl.constexpr):
+    """The sum of floats along an axis, which stays, of size 1.
+
+    Several threads get it, and all must get the same bits. In the sum of two products a thread may
+    fuse its own one with the addition, and the other thread the other one; in that of two sums with
+    0.0 there is nothing to fuse. (`+ 0.0` cannot be left out, since −0.0 + 0.0 is 0.0.)
+    """
+    return tl.sum(x + 0.0, axis, keep_dims=True)
+
+
+@triton.jit
 def halved(low, high, upper, partner):
     """One round of sums over threads, dimension 1: of two values that each thread has, one for the
     lower threads and one for the upper ones, a thread sends its partner the other's and adds what

@@ -34,7 +34,7 @@ from ..nonlinear.nonlinear_recurrence import nonlinear_recurrence
 from ..nonlinear.step_operator import MAX_NUMBERS
 
 # There are at most MOST_CHUNKS, and chunks × channels is at most MANY_CHAINS, which fill a GPU. On
-# an H100 half and twice as many of either are slower or equal (docs/performance/gpu-checks.md).
+# an H100 half and twice as many of either are slower or equal (docs/performance/filters.md).
 MANY_CHAINS = 1 << 14
 MOST_CHUNKS, LEAST_CHUNK = 4096, 64
 MOST_NUMBERS = 18  # of the state and y: complex filters of order 8

@@ -82,7 +82,7 @@ class BackwardText(LaneSumText):
             self("tl.debug_barrier()")
             self.add_sums()
         for d in self.summed_uniform:
-            self(f"d{d} = d{d} + tl.sum(f{d}, 1, keep_dims=True)")
+            self(f"d{d} = d{d} + scalar.total(f{d}, 1)")
         if kernel.first:
             with self.block("if count > 0:"):
                 self.first_step()
@@ -347,9 +347,7 @@ class BackwardText(LaneSumText):
             elif port.lane:
                 self.store_flat("gradient", k, n, uniform)
             else:
-                total = (
-                    f"tl.sum({self.of_present(uniform, k, self.group_shape)}, 0, keep_dims=True)"
-                )
+                total = f"scalar.total({self.of_present(uniform, k, self.group_shape)}, 0)"
                 self(f"places = {self.place('(low + step)', 'count')}")
                 at, memory = self.at("gradient", k, n, "places"), TRITON_MEMORY[port.dtype]
                 self(f"tl.store({at}, {total}.to({memory}))")
@@ -408,7 +406,5 @@ class BackwardText(LaneSumText):
         port = self.kernel.port["gradient", k]
         if not port.lane:
             shape = self.shape(port.state)
-            value = tuple(
-                f"tl.sum({self.of_present(name, k, shape)}, 0, keep_dims=True)" for name in value
-            )
+            value = tuple(f"scalar.total({self.of_present(name, k, shape)}, 0)" for name in value)
         self.store("gradient", k, n, value, t, when="any_step" if t is None else "")

@@ -149,6 +149,8 @@ class VectorText(MemoryText):
         dtype = TRITON.types[kind]
         if op == "sum_states":
             whole = self.sum_of_thread(kind, value)
+            if kind in FLOATS:
+                return f"scalar.total({whole}, 1)"
             return f"tl.sum({whole}, 1, keep_dims=True).to({dtype})"
         least, most = (-math.inf, math.inf) if kind in FLOATS else integer_range(kind)
         known = self.with_padding(
