@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -302,7 +303,45 @@ def test_kernels_compile_and_stay_in_registers() -> None:
             )
 
 
+def test_threads_that_share_a_sum_round_alike() -> None:
+    """Where a product and a sum may be fused, the first addition of a sum over threads takes no
+    product of its own thread unrounded. In Triton's own sum it does."""
+    own, ours = json.loads(run_compiling(Path(__file__), "sums"))
+    assert own > 0 and ours == 0
+
+
 # In the process that compiles.
+
+
+def compile_sums() -> None:
+    import triton
+    from triton import language as tl
+    from triton.backends.compiler import GPUTarget
+
+    from assocscan.engines.triton import scalar
+
+    @triton.jit
+    def sums(x, y, z, total: tl.constexpr):  # type: ignore[no-untyped-def]
+        at = tl.arange(0, 32)[:, None] * 4 + tl.arange(0, 4)[None, :]
+        products = tl.load(x + at) * tl.load(y + at)
+        tl.store(z + tl.arange(0, 32)[:, None], total(products, 1))
+
+    @triton.jit
+    def own(x, axis: tl.constexpr):  # type: ignore[no-untyped-def]
+        return tl.sum(x, axis, keep_dims=True)
+
+    found = []
+    for total in (own, scalar.total):
+        source = triton.compiler.ASTSource(
+            sums, {"x": "*fp32", "y": "*fp32", "z": "*fp32", "total": "constexpr"},
+            {(3,): total},
+        )  # fmt: skip
+        options = {"enable_fp_fusion": True, "num_warps": 4}
+        text = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+        shuffled = re.findall(r"shfl\.sync\.bfly\.b32\s+(%\w+)", text)
+        addends = re.findall(r"fma\.rn\.f32\s+%\w+, %\w+, %\w+, (%\w+);", text)
+        found.append(len(set(shuffled) & set(addends)))
+    print(json.dumps(found))
 
 
 def compile_all() -> None:
@@ -347,4 +386,4 @@ def compile_all() -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
-    compile_all()
+    compile_sums() if sys.argv[1:] == ["sums"] else compile_all()
