@@ -24,9 +24,10 @@ from ..engines.eager import scan as eager
 from ..engines.eager.owned_results import owned
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.batch_mapping import map_elements
+from ..monoids.combinator_functions import SegmentedCombine
 from ..monoids.monoid import Monoid
 from ..program.dtypes import STORAGE_ONLY
-from ..program.operator import Leaf, promoted
+from ..program.operator import Leaf, components, promoted
 from ..program.transforms import is_product
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 from ..runtime.scan_call import ScanCall
@@ -368,12 +369,43 @@ def multiplies(call: ScanCall) -> bool:
     return op is not None and is_product(op) and not any(verified)
 
 
+def with_finite_starts(call: ScanCall, states: Tensors) -> Tensors:
+    """The states of one sequence, with 0 for numbers that are not finite and that no result depends
+    on: those that a first element has for what comes before it, as a[t] of a recurrence. An element
+    is a first one where the sequence begins without init, and where a segment begins.
+
+    autograd multiplies such a number by a cotangent of 0, which would be NaN.
+    """
+    op, axis = call.traced.operator, call.axis
+    if op is None:
+        return states
+    read = frozenset(op.carry_components(() if call.final_only else call.final))
+    unread = [
+        k for k, t in enumerate(states[: len(op.state)])
+        if not read & components(op.state, (k,)) and (t.is_floating_point() or t.is_complex())
+    ]  # fmt: skip
+    is_segmented = isinstance(call.operator.combine, SegmentedCombine)
+    if not unread or (call.init is not None and not is_segmented):
+        return states
+    found, length = list(states), states[0].shape[axis]
+    first = None if call.init is not None else length - 1 if call.reverse else 0
+    for k in unread:
+        t = states[k]
+        steps = torch.arange(length, device=t.device)
+        begins = eager.in_place(steps == (-1 if first is None else first), axis, t.dim())
+        if is_segmented and t.dim() == states[-1].dim():
+            begins = begins | states[-1]
+        found[k] = torch.where(begins & ~t.isfinite(), 0, t)
+    return found
+
+
 def reduce_one(
     call: ScanCall, combine: eager.Combine, states: Tensors, carry: Tensors | None
 ) -> tuple[Tensors, Tensors]:
     """No outputs, and the final carry of one sequence: of an empty one, the carry that enters."""
     if states[0].shape[call.axis] == 0:
         return [], final_of_empty(call, carry)
+    states = with_finite_starts(call, states)
     if multiplies(call):
         combine, states, carry = products.with_kinds(states, carry)
     init = None
@@ -393,6 +425,7 @@ def scan_one(
     axis = call.axis
     if states[0].shape[axis] == 0:
         return states, final_of_empty(call, carry)
+    states = with_finite_starts(call, states)
     if multiplies(call):
         combine, states, carry = products.with_kinds(states, carry)
     lead = None if carry is None else [c.unsqueeze(axis) for c in carry]

@@ -215,7 +215,9 @@ def walk(
         return b, final
     if reverse:
         states.reverse()
-    return torch.stack(states, axis).to(dtype) if states else torch.empty_like(b), final
+    if not states:  # empty, and a function of all three
+        return (A.sum(-1) + b + h.unsqueeze(axis)).to(dtype), final
+    return torch.stack(states, axis).to(dtype), final
 
 
 MOST_UNROLLED = 14  # at most this side, the products of two elements are unrolled to scalars

@@ -60,4 +60,5 @@ class BlockLinear(nn.Module):
         if self.heads == 1:
             return nn.functional.linear(x, self.weight[0].T, self.bias)
         blocks = x.unflatten(-1, (self.heads, -1))
-        return torch.einsum("...hi,hio->...ho", blocks, self.weight).flatten(-2) + self.bias
+        y = torch.einsum("...hi,hio->...ho", blocks, self.weight).flatten(-2)
+        return y + self.bias.to(y.dtype)  # that of autocast

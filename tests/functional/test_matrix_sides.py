@@ -147,6 +147,17 @@ def test_the_walk_under_autocast() -> None:
         assert torch.equal(matrix_recurrence(A, b), want)
 
 
+@pytest.mark.parametrize("size", [3, 16])
+def test_gradients_of_no_steps(size: int) -> None:
+    """An empty result depends on A, b and init, with gradients of 0."""
+    A, init = (torch.ones(size, *more, requires_grad=True) for more in ([size], []))
+    b = torch.zeros(2, 0, size, requires_grad=True)
+    h, final = matrix_recurrence(A, b, init, return_final=True)
+    assert h.shape == b.shape and torch.equal(final, init.expand(2, size))
+    for found in torch.autograd.grad(h.sum(), (A, b, init)):
+        assert not found.any()
+
+
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 def test_matrices_of_size_0(backend: str) -> None:
     """Results and gradients are empty and have the shapes that torch's products have."""

@@ -168,3 +168,23 @@ def test_transforms() -> None:
 def test_refused(call: Callable[[Tensor], Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         call(sample(9))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_padding_in_transforms(dtype: torch.dtype) -> None:
+    x, offsets = sample(9).double(), OFFSETS.to(dtype)
+
+    def loss(t: Tensor) -> Tensor:
+        return (to_padded(t, offsets, value=7) ** 3).sum()
+
+    tangent = torch.linspace(-1, 1, 9, dtype=torch.float64)
+    for _ in range(2):
+        torch.testing.assert_close(torch.func.grad(loss)(x), 3 * x**2)
+        torch.testing.assert_close(torch.func.hessian(loss)(x), torch.diag(6 * x))
+        torch.testing.assert_close(torch.vmap(torch.func.grad(loss))(x[None]), 3 * x[None] ** 2)
+        _, moved = torch.func.jvp(lambda t: to_padded(t, offsets), (x,), (tangent,))
+        assert torch.equal(moved, to_padded(tangent, offsets))
+    with pytest.raises(NotImplementedError, match="vmap over offsets"):
+        torch.vmap(lambda o: to_padded(x, o))(offsets[None])
+    with pytest.raises(ScanValueError, match="must not decrease"):
+        torch.func.grad(lambda t: to_padded(t, offsets[[0, 3, 1, 4]]).sum())(x)

@@ -360,3 +360,37 @@ def test_mapped_and_compiled(name: str) -> None:
 def test_refused(call: Callable[[Tensor], Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         call(sample(LENGTH))
+
+
+@each_direction
+@pytest.mark.parametrize("bad", [inf, -inf, nan])
+@pytest.mark.parametrize("how", ["first", "reset", "offsets", "reset and init"])
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+def test_gradients_past_what_is_not_read(backend: str, how: str, bad: float, reverse: bool) -> None:
+    """a[t] is not read where a sequence or a segment begins. Whatever it is, its gradient is 0, and
+    the others are those of a loop."""
+    cuts = list(STARTS[:1] if how == "first" else STARTS)
+    heads = [t - 1 for t in [*cuts[1:], LENGTH]] if reverse else cuts
+    read = [t for t in range(LENGTH) if t not in heads]
+    generator = torch.Generator().manual_seed(5)
+    a, b, weights = torch.rand(3, LENGTH, generator=generator, dtype=F64).unbind()
+    a[heads] = bad
+    init = torch.tensor(0.7, dtype=F64) if how == "reset and init" else None
+    options: dict[str, Any] = {}
+    if how == "offsets":
+        options["offsets"] = torch.tensor([0, 0, *cuts[1:], LENGTH])
+    elif how != "first":
+        options["reset"] = torch.isin(torch.arange(LENGTH), torch.tensor(heads))
+    a.requires_grad_(), b.requires_grad_()
+    state, states = torch.zeros((), dtype=F64), [torch.zeros(())] * LENGTH
+    for t in reversed(range(LENGTH)) if reverse else range(LENGTH):
+        state = b[t] if t in heads else a[t] * state + b[t]
+        states[t] = state
+    wanted = torch.autograd.grad((torch.stack(states) * weights).sum(), (a, b))
+    for _ in range(2):
+        h = linear_recurrence(a, b, init, 0, reverse, backend=backend, **options)
+        got = torch.autograd.grad((h * weights).sum(), (a, b))
+        torch.testing.assert_close(h, torch.stack(states))
+        assert not got[0][heads].any()
+        torch.testing.assert_close(got[0][read], wanted[0][read])
+        torch.testing.assert_close(got[1], wanted[1])

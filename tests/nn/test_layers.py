@@ -511,6 +511,14 @@ def test_compiled_layers_are_the_loop(name: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_autocast_of_block_linear(heads: int) -> None:
+    layer, x = BlockLinear(8, 8, heads), torch.ones(2, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+    assert layer(x).dtype == torch.float32
+
+
 @pytest.mark.parametrize(
     "make", [lambda: BlockLinear(6, 6, 4), lambda: S5(3, 5), lambda: MatrixLRU(4, 0, 3),
              lambda: AdaptiveRankSemiseparable(4, 0), lambda: BlockLinear(6, 6, 0),

@@ -418,6 +418,36 @@ def test_dtypes_that_do_not_fit_are_refused() -> None:
         norm_linear_gelu(x.double().to(GPU), weight.double().to(GPU), backend="triton")
 
 
+@pytest.mark.parametrize(
+    ("name", "dtypes", "words"),
+    [
+        ("bias", (torch.float64,), "bias is torch.float64 and weight torch.float32"),
+        ("bias", (torch.bfloat16,), "bias is torch.bfloat16 and weight torch.float32"),
+        ("norm", (torch.float64, torch.float64), "norm_weight is torch.float64 and x"),
+        ("norm", (torch.bfloat16, torch.float32), "norm_weight is torch.bfloat16 and x"),
+        ("norm", (torch.float32, torch.float64), "norm_bias is torch.float64 and x"),
+        ("bias", (torch.int64,), "bias is torch.int64, expected a real float"),
+    ],
+)
+def test_parameters_of_other_dtypes_are_refused(
+    name: str, dtypes: tuple[torch.dtype, ...], words: str
+) -> None:
+    x, weight = torch.ones(2, 4), torch.ones(3, 4)
+    names = ("bias",) if name == "bias" else ("norm_weight", "norm_bias")
+    sizes = {"bias": 3, "norm_weight": 4, "norm_bias": 4}
+    given = {n: torch.ones(sizes[n], dtype=d) for n, d in zip(names, dtypes, strict=True)}
+    for _ in range(2):
+        with pytest.raises(ScanTypeError, match=words):
+            norm_linear_gelu(x, weight, **given)
+    with pytest.raises(ScanTypeError, match=r"x is torch.int64, expected a real float"):
+        norm_linear_gelu(x.long(), weight.long())
+    mixed = torch.ones(4), torch.ones(4, dtype=torch.bfloat16)
+    with pytest.raises(ScanTypeError, match=r"norm_weight is .* and norm_bias torch.bfloat16"):
+        norm_linear_gelu(x.bfloat16(), weight.bfloat16(), None, *mixed)
+    wide = torch.ones(3), torch.ones(4), torch.zeros(4)
+    assert norm_linear_gelu(x.half(), weight.half(), *wide).dtype == torch.float16
+
+
 @pytest.mark.parametrize("rows", [1, 512, 8192, 100_000])
 def test_programs_cover_all_tiles(rows: int) -> None:
     """Each block of rows has programs, and each of its tiles of columns one of them."""

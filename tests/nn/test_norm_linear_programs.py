@@ -233,7 +233,8 @@ def test_other_memory_is_left_to_python() -> None:
         y = repeatedly(lambda g=given: fused(g, weight, bias, gamma, beta))[-1]
         torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-5)
         assert not is_run_by_the_runner(y)
-    mixed = repeatedly(lambda: fused(x, weight, bias, gamma.bfloat16(), beta.bfloat16()))[-1]
+    narrow, wide = [t.bfloat16() for t in (x, weight, bias)], (gamma, beta)
+    mixed = repeatedly(lambda: fused(*narrow, *wide))[-1]
     assert not is_run_by_the_runner(mixed)
 
 

@@ -22,7 +22,7 @@ import torch
 
 from ...caching.fork_safe_locks import ForkSafeLock
 from ...errors import ScanTypeError, ScanValueError
-from ...torch_state import has_own_dispatch, needs_dispatcher
+from ...torch_state import has_own_dispatch, in_functorch_or_forward_mode, needs_dispatcher
 from .persistent_tensors import make_lasting
 
 RULES = (
@@ -104,7 +104,9 @@ def validated(values: torch.Tensor, length: int) -> torch.Tensor:
             f"offsets[-1] is {int(values[-1])}, but the axis has length {length}, along which "
             "the sequences lie one after another"
         )
-    numbers = values.numpy()
+    # In torch.func's transforms `numpy` sees a tensor without memory.
+    is_plain = torch.compiler.is_compiling() or not in_functorch_or_forward_mode()
+    numbers = values.numpy() if is_plain else np.array(values.tolist())
     falls = numbers[1:] < numbers[:-1]
     if falls.any():
         k = int(falls.argmax())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import cmath
-
 import torch
 from torch import Tensor
 
@@ -12,6 +10,7 @@ from ...engines.base.packed_offsets import validated
 from ...engines.base.shifted_leaves import sequence_of_steps
 from ...errors import ScanTypeError, ScanValueError
 from ...monoids.leaf_checks import check_axis, check_tensor
+from ...torch_state import innermost
 from ...wording import shown
 from ..operands import as_dtype, is_readable, placeable
 
@@ -102,7 +101,15 @@ def to_padded(x: Tensor, offsets: Tensor, value: float = 0, axis: int = 0) -> Te
     axis = check_axis(axis, x.shape, x.dim(), "x")
     check_boundaries(offsets)
     check_value(value, x.dtype)
-    read = validated(offsets.detach().to("cpu", torch.int64), x.shape[axis])
+    bounds = offsets.detach().to("cpu", torch.int64)
+    if not torch.compiler.is_compiling():
+        bounds = innermost(bounds)
+    if bounds.dim() != 1:
+        raise NotImplementedError(
+            "torch.vmap over offsets: how long the longest sequence is decides the shape of the "
+            "result; pack the sequences of the batch one after another"
+        )
+    read = validated(bounds, x.shape[axis])
     count = read.shape[0] - 1
     longest = int(read.diff().max()) if count else 0
     x = x.movedim(axis, 0)
@@ -193,7 +200,7 @@ def check_value(value: object, dtype: torch.dtype) -> None:
     try:
         if dtype.is_complex or (dtype.is_floating_point and not isinstance(value, complex)):
             held = torch.tensor(value, dtype=dtype).to(torch.complex128)
-            fits = not cmath.isfinite(value) or bool(held.isfinite())
+            fits = value - value != 0 or bool(held.isfinite())  # not finite, or held
         elif isinstance(value, complex):
             fits = False
         elif dtype == torch.bool:

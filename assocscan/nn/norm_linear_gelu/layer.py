@@ -57,7 +57,7 @@ def norm_linear_gelu(
     returns [..., out] in the dtype of weight, or in autocast's where it is on. backend: "triton"
     runs the fused kernels or raises BackendError; "torch" runs torch's operations; "auto" takes the
     kernels on GPUs for 16-bit floats and float32, outside of torch.func's transforms and of forward
-    mode.
+    mode. Dtypes are equal; bias, norm_weight and norm_bias may be float32 beside 16 bits.
 
     >>> import torch
     >>> from assocscan.nn import norm_linear_gelu
@@ -224,6 +224,7 @@ def check(
         # Other classes of tensors are left to torch's operations.
         if type(tensor) in (Tensor, nn.Parameter) or not isinstance(tensor, Tensor):
             check_tensor(name, tensor)
+    check_dtypes(x, weight, given)
     require_number("eps", eps)
     if not isinstance(approximate, str) or approximate not in ("none", "tanh"):
         raise ScanValueError(f"approximate must be 'none' or 'tanh', got {shown(approximate)}")
@@ -249,6 +250,27 @@ def check(
             raise ScanValueError(
                 f"{name} has shape {list(t.shape)}, but weight {list(weight.shape)} needs [{size}]"
             )
+
+
+def check_dtypes(x: Tensor, weight: Tensor, given: dict[str, Tensor]) -> None:
+    """Raise where dtypes differ. Parameters may be float32 where what they meet has 16 bits;
+    autocast converts all of them."""
+    tensors = {"x": x, "weight": weight, **given}
+    if any(type(t) not in (Tensor, nn.Parameter) for t in tensors.values()):
+        return
+    for name, t in tensors.items():
+        if not t.dtype.is_floating_point:
+            raise ScanTypeError(f"{name} is {t.dtype}, expected a real float")
+    if not x.is_meta and torch.is_autocast_enabled(x.device.type):
+        return
+    for name, t in given.items():
+        other = "weight" if name == "bias" else "x"
+        dtype = tensors[other].dtype
+        if t.dtype != dtype and (t.dtype != torch.float32 or dtype.itemsize != 2):
+            raise ScanTypeError(f"{name} is {t.dtype} and {other} {dtype}; cast one of them")
+    norms = [given[name].dtype for name in ("norm_weight", "norm_bias") if name in given]
+    if len(set(norms)) > 1:
+        raise ScanTypeError(f"norm_weight is {norms[0]} and norm_bias {norms[1]}; cast one of them")
 
 
 def why_not_fused(x: Tensor, weight: Tensor) -> str | None:
