@@ -27,13 +27,19 @@ from ..monoids.batch_mapping import map_elements
 from ..monoids.combinator_functions import SegmentedCombine
 from ..monoids.monoid import Monoid
 from ..program.dtypes import STORAGE_ONLY
-from ..program.operator import Leaf, components, promoted
+from ..program.operator import Leaf, closure, components, promoted
 from ..program.transforms import is_product
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 from ..runtime.scan_call import ScanCall
 from ..runtime.torch_operation import checked_when_run
 from ..torch_private import without_transforms
-from ..torch_state import innermost, is_traced, needs_dispatcher, without_autocast
+from ..torch_state import (
+    innermost,
+    is_traced,
+    may_be_differentiated,
+    needs_dispatcher,
+    without_autocast,
+)
 from ..trace.fx_trace import isolated
 from ..trace.missing_dtypes import is_missing
 from ..trace.traced_monoid import lift_arguments
@@ -369,32 +375,35 @@ def multiplies(call: ScanCall) -> bool:
     return op is not None and is_product(op) and not any(verified)
 
 
-def with_finite_starts(call: ScanCall, states: Tensors) -> Tensors:
-    """The states of one sequence, with 0 for numbers that are not finite and that no result depends
-    on: those that a first element has for what comes before it, as a[t] of a recurrence. An element
-    is a first one where the sequence begins without init, and where a segment begins.
+def starts_matter(call: ScanCall, states: Tensors) -> bool:
+    """Whether `finite_starts` may be needed: where a derivative is wanted, and some elements are
+    first ones, since the sequence begins without init or an operator has segments."""
+    if call.traced.operator is None:
+        return False
+    begins = call.init is None or isinstance(call.operator.combine, SegmentedCombine)
+    is_recorded = torch.is_grad_enabled() and any(t.requires_grad for t in states)
+    return begins and (is_recorded or may_be_differentiated())
 
-    autograd multiplies such a number by a cotangent of 0, which would be NaN.
+
+def finite_starts(call: ScanCall, states: Tensors, read: frozenset[int]) -> Tensors:
+    """The states of one sequence for results that read these state components of a carry: the other
+    ones of first elements, if they are not finite, as 0.
+
+    So is a[t] of the first element of a recurrence: it would multiply what comes before. The result
+    does not depend on it, but autograd multiplies it by a cotangent of 0, which may be NaN.
     """
-    op, axis = call.traced.operator, call.axis
-    if op is None:
-        return states
-    read = frozenset(op.carry_components(() if call.final_only else call.final))
-    unread = [
-        k for k, t in enumerate(states[: len(op.state)])
-        if not read & components(op.state, (k,)) and (t.is_floating_point() or t.is_complex())
-    ]  # fmt: skip
-    is_segmented = isinstance(call.operator.combine, SegmentedCombine)
-    if not unread or (call.init is not None and not is_segmented):
-        return states
-    found, length = list(states), states[0].shape[axis]
-    first = None if call.init is not None else length - 1 if call.reverse else 0
-    for k in unread:
-        t = states[k]
+    op, axis, length = call.traced.operator, call.axis, states[0].shape[call.axis]
+    assert op is not None
+    flags = states[-1] if isinstance(call.operator.combine, SegmentedCombine) else None
+    first = -1 if call.init is not None else length - 1 if call.reverse else 0
+    found = list(states)
+    for k, t in enumerate(states[: len(op.state)]):
+        if read & components(op.state, (k,)) or not (t.is_floating_point() or t.is_complex()):
+            continue
         steps = torch.arange(length, device=t.device)
-        begins = eager.in_place(steps == (-1 if first is None else first), axis, t.dim())
-        if is_segmented and t.dim() == states[-1].dim():
-            begins = begins | states[-1]
+        begins = eager.in_place(steps == first, axis, t.dim())
+        if flags is not None and flags.dim() == t.dim():
+            begins = begins | flags
         found[k] = torch.where(begins & ~t.isfinite(), 0, t)
     return found
 
@@ -405,14 +414,37 @@ def reduce_one(
     """No outputs, and the final carry of one sequence: of an empty one, the carry that enters."""
     if states[0].shape[call.axis] == 0:
         return [], final_of_empty(call, carry)
-    states = with_finite_starts(call, states)
     if multiplies(call):
         combine, states, carry = products.with_kinds(states, carry)
-    init = None
-    if call.init is not None and carry is not None:
-        init = [c.unsqueeze(call.axis) for c in carry]
-    finals = eager.reduce(combine, states, call.axis, call.reverse, init)
+    elif starts_matter(call, states):
+        return [], finals_apart(call, combine, states, carry)
+    finals = eager.reduce(combine, states, call.axis, call.reverse, entering(call, carry))
     return [], finals[: len(call.traced.state)]
+
+
+def entering(call: ScanCall, carry: Tensors | None) -> Tensors | None:
+    """init with the axis, of size 1."""
+    if call.init is None or carry is None:
+        return None
+    return [c.unsqueeze(call.axis) for c in carry]
+
+
+def finals_apart(
+    call: ScanCall, combine: eager.Combine, states: Tensors, carry: Tensors | None
+) -> Tensors:
+    """The final carry, each leaf by a reduction with the `finite_starts` of what it reads. Leaves
+    that read the same share one."""
+    op, init = call.traced.operator, entering(call, carry)
+    assert op is not None
+    known: dict[frozenset[int], Tensors] = {}
+    finals = []
+    for k in range(len(states)):
+        read = closure(op.combine, components(op.state, (k,)))
+        if read not in known:
+            finite = finite_starts(call, states, read)
+            known[read] = eager.reduce(combine, finite, call.axis, call.reverse, init)
+        finals.append(known[read][k])
+    return finals
 
 
 def scan_one(
@@ -422,16 +454,22 @@ def scan_one(
 
     An inclusive scan without init starts from its first element and does not use the identity.
     """
-    axis = call.axis
+    axis, given, apart = call.axis, states, False
     if states[0].shape[axis] == 0:
         return states, final_of_empty(call, carry)
-    states = with_finite_starts(call, states)
     if multiplies(call):
         combine, states, carry = products.with_kinds(states, carry)
-    lead = None if carry is None else [c.unsqueeze(axis) for c in carry]
-    init = None if call.init is None else lead
-    first = None if call.inclusive else lead
+    elif starts_matter(call, states):
+        op = call.traced.operator
+        assert op is not None
+        read = closure(op.combine, op.lowered_state)
+        states = finite_starts(call, states, read)
+        apart = not components(op.state, call.final) <= read
+    first = None if call.inclusive or carry is None else [c.unsqueeze(axis) for c in carry]
     sequential = isinstance(call.operator, Monoid) and call.operator.sequential
+    init = entering(call, carry)
     results = eager.scan(combine, states, axis, call.reverse, init, first, sequential)
     outputs, finals = (leaves[: len(call.traced.state)] for leaves in results)
+    if apart:
+        finals = finals_apart(call, combine, given, carry)
     return outputs, finals

@@ -386,11 +386,25 @@ def test_gradients_past_what_is_not_read(backend: str, how: str, bad: float, rev
     for t in reversed(range(LENGTH)) if reverse else range(LENGTH):
         state = b[t] if t in heads else a[t] * state + b[t]
         states[t] = state
-    wanted = torch.autograd.grad((torch.stack(states) * weights).sum(), (a, b))
-    for _ in range(2):
-        h = linear_recurrence(a, b, init, 0, reverse, backend=backend, **options)
-        got = torch.autograd.grad((h * weights).sum(), (a, b))
-        torch.testing.assert_close(h, torch.stack(states))
+    h = torch.stack(states)
+    for _, final in itertools.product(range(2), (False, True, "only")):
+        options["return_final"] = final
+        found = linear_recurrence(a, b, init, 0, reverse, backend=backend, **options)
+        results = found if isinstance(found, tuple) else (found,)
+        last = h[0 if reverse else -1]
+        if how == "offsets":
+            ends = cuts if reverse else [t - 1 for t in [*cuts[1:], LENGTH]]
+            last = torch.cat([torch.zeros(1, dtype=F64), h[ends]])
+        exact = {False: (h,), True: (h, last), "only": (last,)}[final]
+        got, wanted = (
+            torch.autograd.grad(
+                sum((t * weights[: t.numel()].view_as(t)).sum() for t in ts), (a, b),
+                retain_graph=True,
+            )
+            for ts in (results, exact)
+        )  # fmt: skip
+        for x, y in zip(results, exact, strict=True):
+            torch.testing.assert_close(x, y)
         assert not got[0][heads].any()
         torch.testing.assert_close(got[0][read], wanted[0][read])
         torch.testing.assert_close(got[1], wanted[1])
