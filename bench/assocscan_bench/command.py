@@ -71,7 +71,7 @@ def chosen_suites(given: argparse.Namespace, parser: argparse.ArgumentParser) ->
             ("shape", given.shape), (STATES_TOO, any(len(s) == 4 for s in given.shape)),
             ("lengths", given.lengths), ("dtype", given.dtype),
             ("pass", given.which), ("backend", given.backend), ("op", given.op),
-            ("peers", given.peers is not None),
+            ("peers", given.peers),  # none: no suite minds
         ) if value
     }  # fmt: skip
     if not given.suites:

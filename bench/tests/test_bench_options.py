@@ -196,6 +196,7 @@ def test_what_is_said_of_wrong_words(module: str, capsys: pytest.CaptureFixture[
         (["selective", "--peers", "jax"], "jax is no peer of selective: choose from torch assoc"),
         (["recurrence", "--peers", "mamba_ssm"], "mamba_ssm is no peer of recurrence: choose"),
         (["--op", "sum", "--peers", "jax"], None),
+        (["long", "--peers", "none", "--shape", "1,2,3"], "suite long takes no --shape"),
         (["--shape", "1,2"], "'1,2' has 2 sizes: expected B,L,D, such as 8,1024,1536"),
         (["selective", "--shape", "1,2,3,4,5"], "'1,2,3,4,5' has 5 sizes: expected B,L,D, such as"),
         (["selective", "--shape", "1,2,3,0"], "'0' is no size: expected a whole number from 1"),
