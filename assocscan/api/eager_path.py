@@ -376,8 +376,8 @@ def multiplies(call: ScanCall) -> bool:
 
 
 def starts_matter(call: ScanCall, states: Tensors) -> bool:
-    """Whether `finite_starts` may be needed: where a derivative is wanted, and some elements are
-    first ones, since the sequence begins without init or an operator has segments."""
+    """Whether `finite_starts` may be needed: where a derivative is wanted, and some elements have
+    nothing before them, since there is no init or the operator has segments."""
     if call.traced.operator is None:
         return False
     begins = call.init is None or isinstance(call.operator.combine, SegmentedCombine)
@@ -386,16 +386,16 @@ def starts_matter(call: ScanCall, states: Tensors) -> bool:
 
 
 def finite_starts(call: ScanCall, states: Tensors, read: frozenset[int]) -> Tensors:
-    """The states of one sequence for results that read these state components of a carry: the other
-    ones of first elements, if they are not finite, as 0.
+    """`states` of one sequence, in which components of first elements that are not finite become 0,
+    except those in `read`, which results take from a carry.
 
-    So is a[t] of the first element of a recurrence: it would multiply what comes before. The result
-    does not depend on it, but autograd multiplies it by a cotangent of 0, which may be NaN.
+    An example is a[t] of a recurrence's first element: nothing comes before that it would multiply.
+    No result depends on it, but autograd multiplies it by a cotangent of 0, which may be NaN.
     """
     op, axis, length = call.traced.operator, call.axis, states[0].shape[call.axis]
     assert op is not None
     flags = states[-1] if isinstance(call.operator.combine, SegmentedCombine) else None
-    first = -1 if call.init is not None else length - 1 if call.reverse else 0
+    first = -1 if call.init is not None else length - 1 if call.reverse else 0  # -1: there is none
     found = list(states)
     for k, t in enumerate(states[: len(op.state)]):
         if read & components(op.state, (k,)) or not (t.is_floating_point() or t.is_complex()):
@@ -423,7 +423,7 @@ def reduce_one(
 
 
 def entering(call: ScanCall, carry: Tensors | None) -> Tensors | None:
-    """init with the axis, of size 1."""
+    """The carry that enters, if it is init, with an axis of size 1."""
     if call.init is None or carry is None:
         return None
     return [c.unsqueeze(call.axis) for c in carry]
@@ -432,8 +432,8 @@ def entering(call: ScanCall, carry: Tensors | None) -> Tensors | None:
 def finals_apart(
     call: ScanCall, combine: eager.Combine, states: Tensors, carry: Tensors | None
 ) -> Tensors:
-    """The final carry, each leaf by a reduction with the `finite_starts` of what it reads. Leaves
-    that read the same share one."""
+    """The final carry, each leaf by a reduction with the `finite_starts` of what it depends on.
+    Leaves that depend on the same share one."""
     op, init = call.traced.operator, entering(call, carry)
     assert op is not None
     known: dict[frozenset[int], Tensors] = {}
@@ -464,6 +464,7 @@ def scan_one(
         assert op is not None
         read = closure(op.combine, op.lowered_state)
         states = finite_starts(call, states, read)
+        # Whether finals depend on more than outputs do.
         apart = not components(op.state, call.final) <= read
     first = None if call.inclusive or carry is None else [c.unsqueeze(axis) for c in carry]
     sequential = isinstance(call.operator, Monoid) and call.operator.sequential

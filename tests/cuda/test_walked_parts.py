@@ -296,7 +296,7 @@ def test_an_edge_that_was_mended_too_early(device: str, name: str) -> None:
 
 
 def latch(state: Any, x: Tensor) -> Any:
-    """Whether x was last above 1.5, not below -1.5; and how long ago that changed."""
+    """Whether x rose above 1.5 after it last fell below -1.5; and how long ago that changed."""
     (on, since) = state
     now = torch.where(x > 1.5, 1, torch.where(x < -1.5, 0, on))
     return now, torch.where(now == on, since + 1, 0)
@@ -308,8 +308,8 @@ def leaks(h: Tensor, x: Any) -> Tensor:
 
 
 def parts_walked(parts: Parts, words: int, chains: int) -> float:
-    """The share of the parts, all but the first, that were walked and not left for the last block,
-    by their records."""
+    """The share of the parts, all but the first, that were walked and not left for the block that
+    finishes last, by their records."""
     (space,) = (s for (_, _, kind), s in workspace._SPACES.items() if kind == cuts.SLOT_CLASS)
     flag, size = 2 * words, 2 * words + 1 + words * (parts.steps // cuts.CHECK)
     records = space.memory[workspace.HEADER_BYTES + cuts.COUNTER_BYTES :].view(torch.int32)
@@ -320,15 +320,15 @@ def parts_walked(parts: Parts, words: int, chains: int) -> float:
 @pytest.mark.skipif(REASON is not None, reason=str(REASON))
 @pytest.mark.parametrize("name", ["neuron", "latch", "leaky"])
 def test_steps_that_decide(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A neuron that fires forgets all at once, in some channels late: where the slowest channel
-    decides, its parts are left. A latch forgets when it is set. What only leaks is judged by its
-    slowest channel."""
+    """A neuron that fires forgets all at once, in some channels late: if every channel must pass
+    the trial, no part is walked. A latch forgets when it is set. `leaks` would pass with slow
+    channels too, and is no step that decides."""
     generator = torch.Generator().manual_seed(3)
     x = torch.rand(1, 4096, 64, generator=generator)
     keep = torch.where(torch.arange(64) % 32 < 2, 0.999, 0.5).expand_as(x)
     zero = torch.zeros(1, 64)
     # The step, its inputs and first state, the words of a state; which share of the parts is
-    # walked if all channels are asked, and if some may be slow.
+    # walked with slow=0, and with slow=SLOW.
     step, xs, init, words, strict, lenient = {
         "neuron": (walked_cases.fires, 0.2 * x, zero, 1, 0, 1),
         "latch": (latch, 4 * x - 2, (zero.long(), zero.long()), 4, 1, 1),
