@@ -24,7 +24,6 @@ from ..engines.eager import scan as eager
 from ..engines.eager.owned_results import owned
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.batch_mapping import map_elements
-from ..monoids.combinator_functions import SegmentedCombine
 from ..monoids.monoid import Monoid
 from ..program.dtypes import STORAGE_ONLY
 from ..program.operator import Leaf, closure, components, promoted
@@ -36,13 +35,13 @@ from ..torch_private import without_transforms
 from ..torch_state import (
     innermost,
     is_traced,
-    may_be_differentiated,
     needs_dispatcher,
     without_autocast,
 )
 from ..trace.fx_trace import isolated
 from ..trace.missing_dtypes import is_missing
 from ..trace.traced_monoid import lift_arguments
+from .eager_starts import connected, finite_starts, starts_matter
 from .empty_sequences import no_final
 
 Tensors = list[torch.Tensor]
@@ -157,12 +156,12 @@ def scan_leaves(call: ScanCall) -> tuple[Tensors, Tensors]:
     states = lifted(call, raw)
     results, finals = scan_sequences(call, states)
     if call.final_only:
-        return [], owned(finals, [*call.leaves, *(call.init or ())])
+        return [], owned(connected(call, finals), [*call.leaves, *(call.init or ())])
     finals = [finals[k] for k in call.final]
     outputs, _ = lowered(call, results, raw)
     dtypes = [leaf.dtype for leaf in call.traced.outputs]
     results = [t.to(d) for t, d in zip(outputs, dtypes, strict=True)] + finals
-    results = owned(results, [*call.leaves, *(call.init or ())])
+    results = owned(connected(call, results), [*call.leaves, *(call.init or ())])
     return results[: len(outputs)], results[len(outputs) :]
 
 
@@ -373,39 +372,6 @@ def multiplies(call: ScanCall) -> bool:
     function with a derivative of its own, which has to be called."""
     op, verified = call.traced.operator, call.traced.verified
     return op is not None and is_product(op) and not any(verified)
-
-
-def starts_matter(call: ScanCall, states: Tensors) -> bool:
-    """Whether `finite_starts` may be needed: where a derivative is wanted, and some elements have
-    nothing before them, since there is no init or the operator has segments."""
-    if call.traced.operator is None:
-        return False
-    begins = call.init is None or isinstance(call.operator.combine, SegmentedCombine)
-    is_recorded = torch.is_grad_enabled() and any(t.requires_grad for t in states)
-    return begins and (is_recorded or may_be_differentiated())
-
-
-def finite_starts(call: ScanCall, states: Tensors, read: frozenset[int]) -> Tensors:
-    """`states` of one sequence, in which components of first elements that are not finite become 0,
-    except those in `read`, which results take from a carry.
-
-    An example is a[t] of a recurrence's first element: nothing comes before that it would multiply.
-    No result depends on it, but autograd multiplies it by a cotangent of 0, which may be NaN.
-    """
-    op, axis, length = call.traced.operator, call.axis, states[0].shape[call.axis]
-    assert op is not None
-    flags = states[-1] if isinstance(call.operator.combine, SegmentedCombine) else None
-    first = -1 if call.init is not None else length - 1 if call.reverse else 0  # -1: there is none
-    found = list(states)
-    for k, t in enumerate(states[: len(op.state)]):
-        if read & components(op.state, (k,)) or not (t.is_floating_point() or t.is_complex()):
-            continue
-        steps = torch.arange(length, device=t.device)
-        begins = eager.in_place(steps == first, axis, t.dim())
-        if flags is not None and flags.dim() == t.dim():
-            begins = begins | flags
-        found[k] = torch.where(begins & ~t.isfinite(), 0, t)
-    return found
 
 
 def reduce_one(

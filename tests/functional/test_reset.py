@@ -18,12 +18,16 @@ import assocscan
 from assocscan import (
     ScanTypeError,
     ScanValueError,
+    associative_scan,
     cummax,
     cummin,
     cumprod,
     cumsum,
     linear_recurrence,
     logcumsumexp,
+    ops,
+    segmented,
+    with_lower,
 )
 
 F64 = torch.float64
@@ -408,3 +412,53 @@ def test_gradients_past_what_is_not_read(backend: str, how: str, bad: float, rev
         assert not got[0][heads].any()
         torch.testing.assert_close(got[0][read], wanted[0][read])
         torch.testing.assert_close(got[1], wanted[1])
+
+
+@pytest.mark.parametrize("bad", [inf, nan])
+@pytest.mark.parametrize("how", ["plain", "only", "offsets", "reset"])
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+def test_no_gradient_reaches_what_is_not_read(backend: str, how: str, bad: float) -> None:
+    """The first a[t] is finite, its neighbour is not."""
+    a, b = torch.full((8,), 0.5), torch.ones(8)
+    a[5 if how in ("offsets", "reset") else 1] = bad
+    options: dict[str, Any] = {
+        "plain": {}, "only": {"return_final": "only"}, "reset": {"reset": torch.arange(8) == 4},
+        "offsets": {"offsets": torch.tensor([0, 4, 8])},
+    }[how]  # fmt: skip
+    a.requires_grad_()
+    for _ in range(2):
+        h = linear_recurrence(a, b, axis=0, backend=backend, **options)
+        (gradient,) = torch.autograd.grad(h.sum(), a)
+        assert gradient[0] == 0
+        if how in ("offsets", "reset"):
+            assert gradient[4] == 0
+            torch.testing.assert_close(gradient[1:4], torch.tensor([1.75, 2.25, 1.75]))
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+def test_resets_of_matrices(backend: str) -> None:
+    op = segmented(with_lower(ops.matrix_affine, lambda state: state[1]))
+    A, b, reset = torch.full((8, 2, 2), 0.25), torch.ones(8, 2), torch.arange(8) == 4
+    A[4, 0, 1] = inf
+    A.requires_grad_()
+    y = associative_scan(op, ((A, b), reset), backend=backend)
+    (gradient,) = torch.autograd.grad(y.sum(), A)
+    want = torch.tensor([0.0, 7, 9, 7, 0, 7, 9, 7])
+    torch.testing.assert_close(gradient.sum((1, 2)), want)
+
+
+@pytest.mark.parametrize("length", [0, 1])
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+def test_short_sequences_have_gradients_of_all_leaves(backend: str, length: int) -> None:
+    marks, offsets = torch.ones(length, dtype=torch.bool), torch.tensor([0, 0, length])
+    calls: list[tuple[dict[str, Any], Any]] = [
+        ({}, None), ({"return_final": "only"}, None), ({"reset": marks}, 2.0),
+        ({"offsets": offsets}, None), ({"offsets": offsets}, 2.0),
+    ]  # fmt: skip
+    for options, init in calls:
+        a, b = (torch.full((length,), 0.5, requires_grad=True) for _ in range(2))
+        h = linear_recurrence(a, b, init, axis=0, backend=backend, **options)
+        found = torch.autograd.grad(h.sum(), (a, b))
+        read = init is not None and "offsets" in options
+        assert torch.equal(found[0], torch.full((length,), 2.0 if read else 0.0))
+        assert torch.equal(found[1], torch.ones(length))
