@@ -330,6 +330,12 @@ def scan_traced_sequences(
         return states, empty_finals(call, states, offsets.shape[0] - 1) if carry is None else carry
     if multiplies(call):
         combine, states, carry = products.with_kinds(states, carry)
+    elif call.init is None and starts_matter(call, states):
+        op, length = call.traced.operator, states[0].shape[call.axis]
+        assert op is not None
+        read = closure(op.combine, op.lowered_state | components(op.state, call.final))
+        heads, _ = eager.heads_of(offsets.clamp(0, length), length, call.reverse)
+        states = finite_starts(call, states, read, heads)
     sequential = isinstance(call.operator, Monoid) and call.operator.sequential
     results = eager.scan_marked(
         combine, states, call.axis, call.reverse, offsets, carry, call.init is not None,

@@ -23,9 +23,12 @@ def starts_matter(call: ScanCall, states: Tensors) -> bool:
     return begins and is_differentiated(states)
 
 
-def finite_starts(call: ScanCall, states: Tensors, read: frozenset[int]) -> Tensors:
-    """`states` of one sequence, in which first elements pass no gradient back, and have 0 where
-    they are not finite, except for the components in `read`, which results take from a carry.
+def finite_starts(
+    call: ScanCall, states: Tensors, read: frozenset[int], heads: torch.Tensor | None = None
+) -> Tensors:
+    """`states` of one sequence, or of packed ones that begin at `heads`, in which first elements
+    pass no gradient back, and have 0 where they are not finite, except for the components in
+    `read`, which results take from a carry.
 
     An example is a[t] of a recurrence's first element: nothing comes before that it would multiply.
     No result depends on it, but autograd multiplies it by a cotangent of 0, which may be NaN.
@@ -33,13 +36,14 @@ def finite_starts(call: ScanCall, states: Tensors, read: frozenset[int]) -> Tens
     op, axis, length = call.traced.operator, call.axis, states[0].shape[call.axis]
     assert op is not None
     flags = states[-1] if isinstance(call.operator.combine, SegmentedCombine) else None
-    first = -1 if call.init is not None else length - 1 if call.reverse else 0  # -1: there is none
+    if heads is None:
+        first = -1 if call.init is not None else length - 1 if call.reverse else 0  # -1: none
+        heads = torch.arange(length, device=states[0].device) == first
     found = list(states)
     for k, t in enumerate(states[: len(op.state)]):
         if read & components(op.state, (k,)) or not is_inexact(t):
             continue
-        steps = torch.arange(length, device=t.device)
-        begins = in_place(steps == first, axis, t.dim())
+        begins = in_place(heads, axis, t.dim())
         if flags is not None:
             begins = begins | flags.reshape(*flags.shape, *[1] * (t.dim() - flags.dim()))
         finite = torch.where(t.isfinite(), t, 0).detach()

@@ -462,3 +462,24 @@ def test_short_sequences_have_gradients_of_all_leaves(backend: str, length: int)
         read = init is not None and "offsets" in options
         assert torch.equal(found[0], torch.full((length,), 2.0 if read else 0.0))
         assert torch.equal(found[1], torch.ones(length))
+
+
+@each_direction
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("bad", [inf, nan])
+def test_traced_packed_sequences(bad: float, reverse: bool) -> None:
+    """torch.jit.trace records torch operations, and packed sequences as one scan."""
+    offsets = torch.tensor([0, 3, 3, 8])
+
+    def scan(a: Tensor, b: Tensor) -> Tensor:
+        h: Tensor = linear_recurrence(a, b, axis=0, reverse=reverse, offsets=offsets)
+        return h
+
+    a, b = torch.full((8,), 0.5, requires_grad=True), torch.ones(8)
+    traced = torch.jit.trace(scan, (a, b), check_trace=False)
+    a = torch.full((8,), 0.5)
+    a[[2, 7] if reverse else [0, 3]] = bad
+    a.requires_grad_()
+    want, got = (torch.autograd.grad(f(a, b).sum(), a)[0] for f in (scan, traced))
+    torch.testing.assert_close(got, want)
+    assert torch.equal(traced(a, b), scan(a, b))

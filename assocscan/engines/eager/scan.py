@@ -116,12 +116,7 @@ def scan_marked(
     length = leaves[0].shape[axis]
     bounds = offsets.clamp(0, length)
     begins, ends = bounds[:-1], bounds[1:]
-    steps = torch.arange(length, device=offsets.device)
-    # The sequence of each step. Of sequences with equal begins only the last one is not empty, and
-    # it is what searchsorted finds.
-    sequence = torch.searchsorted(begins, steps, right=True) - 1
-    # Not by `start_mask`, which torch.jit.trace does not take.
-    heads = steps == (ends - 1 if reverse else begins).index_select(0, sequence)
+    heads, sequence = heads_of(bounds, length, reverse)
     entering = None if carries is None else [c.movedim(0, axis) for c in carries]
     if from_carry and not sequential:
         assert entering is not None
@@ -154,6 +149,17 @@ def scan_marked(
     lasts = (begins if reverse else ends - 1).clamp(0, length - 1)
     finals = [t.index_select(axis, lasts).movedim(axis, 0) for t in prefixes]
     return states, finals if carries is None else where(begins == ends, carries, finals, 0)
+
+
+def heads_of(bounds: torch.Tensor, length: int, reverse: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Marks of the steps with which packed sequences begin, in scan order, and the sequence of each
+    step. Not by `start_mask`, which torch.jit.trace does not take."""
+    begins, ends = bounds[:-1], bounds[1:]
+    steps = torch.arange(length, device=bounds.device)
+    # Of sequences with equal begins only the last one is not empty, and it is what searchsorted
+    # finds.
+    sequence = torch.searchsorted(begins, steps, right=True) - 1
+    return steps == (ends - 1 if reverse else begins).index_select(0, sequence), sequence
 
 
 def in_place(marks: torch.Tensor, axis: int, rank: int = 0) -> torch.Tensor:
