@@ -32,12 +32,7 @@ from ..pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 from ..runtime.scan_call import ScanCall
 from ..runtime.torch_operation import checked_when_run
 from ..torch_private import without_transforms
-from ..torch_state import (
-    innermost,
-    is_traced,
-    needs_dispatcher,
-    without_autocast,
-)
+from ..torch_state import innermost, is_traced, needs_dispatcher, without_autocast
 from ..trace.fx_trace import isolated
 from ..trace.missing_dtypes import is_missing
 from ..trace.traced_monoid import lift_arguments

@@ -9,7 +9,7 @@ from ..engines.eager.scan import in_place
 from ..monoids.combinator_functions import SegmentedCombine
 from ..program.operator import components
 from ..runtime.scan_call import ScanCall
-from ..torch_state import may_be_differentiated
+from ..torch_state import is_differentiable, may_be_differentiated
 
 Tensors = list[torch.Tensor]
 
@@ -41,7 +41,7 @@ def finite_starts(
         heads = torch.arange(length, device=states[0].device) == first
     found = list(states)
     for k, t in enumerate(states[: len(op.state)]):
-        if read & components(op.state, (k,)) or not is_inexact(t):
+        if read & components(op.state, (k,)) or not is_differentiable(t):
             continue
         begins = in_place(heads, axis, t.dim())
         if flags is not None:
@@ -54,7 +54,7 @@ def finite_starts(
 def connected(call: ScanCall, results: Tensors) -> Tensors:
     """Results of sequences so short that nothing is combined, as functions of all leaves and init,
     with gradients of 0 for those that they do not depend on."""
-    given = [t for t in (*call.leaves, *(call.init or ())) if is_inexact(t)]
+    given = [t for t in (*call.leaves, *(call.init or ())) if is_differentiable(t)]
     is_short = call.length < 2 or call.offsets is not None
     if call.is_raw or not is_short or not is_differentiated(given):
         return results
@@ -62,12 +62,8 @@ def connected(call: ScanCall, results: Tensors) -> Tensors:
     assert isinstance(nothing, torch.Tensor)
     yes = torch.ones((), dtype=torch.bool, device=nothing.device)
     return [
-        torch.where(yes, t, nothing.to(t.dtype)) if is_inexact(t) else t for t in results
+        torch.where(yes, t, nothing.to(t.dtype)) if is_differentiable(t) else t for t in results
     ]  # fmt: skip
-
-
-def is_inexact(t: torch.Tensor) -> bool:
-    return t.is_floating_point() or t.is_complex()
 
 
 def is_differentiated(tensors: Tensors) -> bool:
