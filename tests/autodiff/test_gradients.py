@@ -337,7 +337,7 @@ def test_gradient_mode_is_respected(engine: Engine) -> None:
 
 
 def test_inputs_changed_before_backward_are_noticed(engine: Engine) -> None:
-    """Or the gradients are those of what was scanned: the eager engine multiplies copies."""
+    """The eager engine multiplies copies: its gradients stay right."""
     a, b = engine.put(Question("recurrence", (2, 9), 1).inputs()[0])
     leaf, a = a, a.clone()
     y = engine.scan(RECURRENCE, (a, b), 1)

@@ -372,7 +372,7 @@ def test_refused(call: Callable[[Tensor], Any], error: type[Exception], words: s
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 def test_gradients_past_what_is_not_read(backend: str, how: str, bad: float, reverse: bool) -> None:
     """a[t] is not read where a sequence or a segment begins. Whatever it is, its gradient is 0, and
-    the others are those of a loop."""
+    all other gradients equal those of a loop."""
     cuts = list(STARTS[:1] if how == "first" else STARTS)
     heads = [t - 1 for t in [*cuts[1:], LENGTH]] if reverse else cuts
     read = [t for t in range(LENGTH) if t not in heads]
