@@ -28,6 +28,7 @@ from .torch_private import (
     len_dispatch_modes,
     level_of,
     mapped_dimension,
+    name_of_namedtuple,
     peek_interpreter_stack,
     unwrapped,
 )
@@ -38,8 +39,10 @@ R = TypeVar("R")
 
 def loadable(result: type[R]) -> type[R]:
     """Decorator for a named tuple of tensors: `torch.load` may make it, which by default makes only
-    what is known to run nothing (`weights_only=True`)."""
+    what is known to run nothing (`weights_only=True`), and `torch.export` may save a program that
+    returns it. Such programs name it `assocscan.` and its own name, wherever its module lies."""
     torch.serialization.add_safe_globals([result])
+    name_of_namedtuple(result, serialized_type_name=f"assocscan.{result.__name__}")
     return result
 
 

@@ -12,7 +12,8 @@ def gcd(left: Tensor, right: Tensor) -> Tensor:
 
     Inputs: x, an integer.
     Element: |x|.
-    Outputs: y, not negative, in the dtype of x. gcd(0, x) = |x|.
+    Outputs: y, in the dtype of x, not negative unless every x so far is 0 or the least number of
+        its dtype, whose |x| does not fit. gcd(0, x) = |x|.
     Identity: 0.
     Cost: some ten divisions of Euclid's algorithm; reads one integer, writes one. On GPUs every
         thread walks its chains alone (a scan within a tile cannot loop).
@@ -24,4 +25,5 @@ def gcd(left: Tensor, right: Tensor) -> Tensor:
     >>> associative_scan(ops.gcd, torch.tensor([84, 36, 30, 7]))
     tensor([84, 12,  6,  1])
     """
-    return torch.gcd(left, right)
+    # torch's own is negative where one of them is the least of its dtype, which has no |x|.
+    return torch.gcd(left, right).abs()

@@ -236,3 +236,10 @@ def test_plain_ops_is_refused() -> None:
     assert spec is not None and spec.loader is not None
     with pytest.raises(ImportError, match=r"assocscan\.ops"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+@pytest.mark.parametrize("backend", ENGINES)
+def test_gcd_beside_the_least_number(backend: str) -> None:
+    """|−128| does not fit into int8, but every divisor that it has with another number does."""
+    x = torch.tensor([-128, 6, 0], dtype=torch.int8)
+    assert associative_scan(ops.gcd, x, backend=backend).tolist() == [-128, 2, 2]
