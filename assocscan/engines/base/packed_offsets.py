@@ -102,7 +102,7 @@ def validated(values: torch.Tensor, length: int) -> torch.Tensor:
     if int(values[-1]) != length:
         raise ScanValueError(
             f"offsets[-1] is {int(values[-1])}, but the axis has length {length}, along which "
-            "the sequences lie one after another"
+            "the sequences lie one after another (`axis=` says which axis that is)"
         )
     # In torch.func's transforms `numpy` sees a tensor without memory.
     is_plain = torch.compiler.is_compiling() or not in_functorch_or_forward_mode()
