@@ -35,7 +35,7 @@ _FUNCTORCH: Any = torch._C._functorch
 # torch's own pytrees, with the registry that users extend: to flatten and rebuild xs and results.
 pytree = torch.utils._pytree
 # Gives a named tuple the name by which `torch.export.save` writes it: without one it refuses.
-name_of_namedtuple: Callable[..., None] = torch.utils._pytree._register_namedtuple
+register_namedtuple: Callable[..., None] = torch.utils._pytree._register_namedtuple
 
 # ---- The state of a thread, asked on the host path of calls (`torch_state`) ----
 

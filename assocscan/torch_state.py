@@ -28,8 +28,8 @@ from .torch_private import (
     len_dispatch_modes,
     level_of,
     mapped_dimension,
-    name_of_namedtuple,
     peek_interpreter_stack,
+    register_namedtuple,
     unwrapped,
 )
 
@@ -40,9 +40,9 @@ R = TypeVar("R")
 def loadable(result: type[R]) -> type[R]:
     """Decorator for a named tuple of tensors: `torch.load` may make it, which by default makes only
     what is known to run nothing (`weights_only=True`), and `torch.export` may save a program that
-    returns it. Such programs name it `assocscan.` and its own name, wherever its module lies."""
+    returns it. There the class is called "assocscan." and its name, so that its module may move."""
     torch.serialization.add_safe_globals([result])
-    name_of_namedtuple(result, serialized_type_name=f"assocscan.{result.__name__}")
+    register_namedtuple(result, serialized_type_name=f"assocscan.{result.__name__}")
     return result
 
 

@@ -60,7 +60,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch.export.load
 @pytest.mark.parametrize("name", [*FUNCTIONS, *LAYERS])
 def test_named_results(name: str, tmp_path: Path) -> None:
-    """The names of a result's parts come back, where no module of it was imported by hand."""
+    """The class and its values come back where `assocscan` is imported, for layers its `nn`."""
     torch.manual_seed(0)
     if name in FUNCTIONS:
         model, x = Call(FUNCTIONS[name]), torch.randn(9, 4)
