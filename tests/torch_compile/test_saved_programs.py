@@ -58,7 +58,13 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch.export.load
-@pytest.mark.parametrize("name", [*FUNCTIONS, *LAYERS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("cummax", "Mamba") else [pytest.mark.slow])
+        for name in (*FUNCTIONS, *LAYERS)
+    ],
+)
 def test_named_results(name: str, tmp_path: Path) -> None:
     """The class and its values come back where `assocscan` is imported, for layers its `nn`."""
     torch.manual_seed(0)
